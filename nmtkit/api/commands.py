@@ -62,7 +62,7 @@ def score(
     bootstrap: int = 0,
     **settings: Any,
 ) -> dict[str, Score]:
-    """Returns the scores of a corpus by metric, like `nmtkit score`. Each score has its sacreBLEU signature.
+    """Scores a corpus, like `nmtkit score`. Returns a `Score` with its sacreBLEU signature for each metric.
 
     >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
 

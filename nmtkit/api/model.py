@@ -33,8 +33,7 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request, Translation
 from nmtkit.translation.translator import Translator
 
-# B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
-# D: width of the model, V: target vocabulary
+# S: source pieces with eos, T: target pieces with eos, D: width of the model, V: target vocabulary
 
 LangCode = str | None  # a language code
 Pooling = Literal["none", "mean"]
@@ -61,7 +60,7 @@ def load(
 
     Raises OSError or ValueError with the name of the file or the option.
     """
-    load_plugins(list(map(str, paths(plugins))))  # str keeps ./ before the name of a file
+    load_plugins(list(map(str, paths(plugins))))  # str, because Path would remove ./ before a file name
     devices, of_translator = configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
     device = rank_device(devices.named_device, workers=1)
     if devices.threads is not None:
@@ -133,7 +132,8 @@ class Model:
         `options` are the other flags of `nmtkit generate` for the search (`beam`, `lenpen`, `sampling`, …) and for the
         text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`), and the settings of
         `logits_processors`, such as `lm` and `lm_weight` of lm_fusion. Raises ValueError for options that are unknown,
-        are out of range or cannot be combined, and for an item that is neither a text nor a request.
+        are out of range or cannot be combined, for an item that is neither a text nor a request, and for a language
+        model.
         """
         if not all(model.reads_source for model in self._translator.originals):
             raise ValueError(
@@ -179,7 +179,8 @@ class Model:
         With `per_piece`, returns the log probabilities of all target pieces, then the log probability of eos.
         `source_lang` and `target_lang` are for models of several languages.
 
-        Raises ValueError if the two lists differ in length.
+        Raises ValueError if the two lists differ in length, for missing or unknown languages, and for a text that is
+        longer than the model can read.
         """
         requests = pairs(source, target)
         options = SearchOptions(score_reference=True, quality=per_piece, **languages)
@@ -204,10 +205,11 @@ class Model:
         >>> batch = model.batch(["A dog runs."], ["Ein Hund rennt."])
         >>> features = model.architectures[0](batch.source, batch.target_input)  # T D
 
-        `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
-        L]. `target_output` [T] holds the piece that each position predicts. Without `target`, `target_input` has bos
-        and the token of the target language, if the model has such a token. Every search begins with these tokens.
-        `source_lang` and `target_lang` are for models of several languages.
+        `source` and `target_input` are `Packed`: concatenated sentences, with their lengths. `to_padded()` returns a
+        tensor [sentences, length of the longest sentence]. `target_output` [T] holds the id that each position
+        predicts. Without `target`, `target_input` has only bos and the token of the target language, if the model has
+        such a token. Every search begins with these tokens. `source_lang` and `target_lang` are for models of several
+        languages.
 
         Raises ValueError for a text that is longer than the model can read, and for lists that are empty or differ in
         length.
@@ -247,9 +249,9 @@ class Model:
 
         For a text, the result is a tensor [T, V] with a logit for each of V target pieces. The T rows predict the token
         of the target language (if the decoder reads such a token), the pieces of `target`, and eos. For a list, the
-        result is a list of such tensors, or with `padded` one tensor [B, L, V] with zeros after the end of each text.
-        `source_lang` and `target_lang` are for models of several languages. If the model was loaded with `trainable`,
-        the logits have gradients.
+        result is a list of such tensors, or with `padded` a tensor [texts, T of the longest text, V] with zeros after
+        the end of each text. `source_lang` and `target_lang` are for models of several languages. If the model was
+        loaded with `trainable`, the logits have gradients.
 
         >>> model.logits("A dog runs.", "Ein Hund rennt.").log_softmax(-1)
 
@@ -325,15 +327,15 @@ class Model:
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
-        For a text, the output is a tensor S D with a row for each piece and a row for eos. Some architectures have a
+        For a text, the output is a tensor [S, D] with a row for each piece and a row for eos. Some architectures have a
         different number of rows. For a list, the output is a list of such tensors. `pooling="mean"` returns the mean of
-        the rows: a tensor D for a text, a tensor B D for a list. Means from the same model can be compared.
+        the rows: a tensor [D] for a text, a tensor [texts, D] for a list. Means of different models are not comparable.
 
         `layers="all"` returns a list instead: a result for the embeddings with positions, then a result for each layer.
         The last item equals the result of `layers="last"`.
 
         Models of several languages need `source_lang`; models with tokens such as >>de<< need `target_lang`. The
-        language token is the first row.
+        first row belongs to the language token, unless the text is empty.
 
         Raises ValueError for an ensemble, for missing or unknown languages, for a text that is longer than the model
         can read, and with `layers="all"` for architectures whose layers do not compute one row for each piece.
@@ -368,12 +370,14 @@ class Model:
         source_lang: LangCode = None,
         target_lang: LangCode = None,
     ) -> Attention:
-        """Returns the attention weights of every head. Without `target`, the model translates the source first.
+        """Returns the attention weights of every head.
+
+        Without `target`, the model first translates the source by a search with this `beam`.
 
         >>> attention = model.attention("A dog runs.", "Ein Hund rennt.")
         >>> attention.weights["cross"][0].shape  # first layer: heads, target pieces, source pieces, both with eos
         (8, 5, 5)
-        >>> attention.alignment  # pairs of a source and a target piece
+        >>> attention.alignment  # (index of a source piece, index of a target piece)
         [(0, 0), (1, 1), (2, 2), (3, 3)]
 
         Raises ValueError for an ensemble, a list, an empty or too long source, and a model without attention.
@@ -389,9 +393,9 @@ class Model:
         return self.architectures[0]
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Raises TypeError, as `copy` and `pickle` do for an object with threads and machine code."""
+        """Raises TypeError, so that `copy` and `pickle` fail with an explanation."""
         raise TypeError(
-            "a nmtkit Model cannot be copied or pickled, because it has threads and compiled code; call nmtkit.load "
+            "an nmtkit Model cannot be copied or pickled, because it has threads and compiled code; call nmtkit.load "
             "again, in each process"
         )
 
@@ -407,7 +411,7 @@ def _request(line: Any, index: int) -> Request:
             if isinstance(getattr(line, field), str):
                 raise ValueError(f"item {index}: {field} is one text; give a list of phrases")
         if line.reference is not None:
-            raise ValueError(f"item {index}: translate reads no reference; the method score scores a translation")
+            raise ValueError(f"item {index}: translate does not use a reference; call score to score a translation")
         return line
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text or a list of texts")

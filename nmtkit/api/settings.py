@@ -18,7 +18,7 @@ from nmtkit.translation.search.types import Request
 PathLike = str | Path
 Called = TypeVar("Called", bound=Callable[..., Any])
 Class = TypeVar("Class")
-LANGUAGES = {"source_lang", "target_lang"}  # names of `**languages`
+LANGUAGES = {"source_lang", "target_lang"}  # names that `**languages` accepts
 
 
 @functools.lru_cache(64)  # each call of `Model.translate` needs these types
@@ -34,10 +34,10 @@ def hints_of(*classes: Any) -> Mapping[str, Any]:
 
 
 def named_arguments(function: Called) -> Called:
-    """Lets a function raise ValueError for an argument name that it does not have, with the most similar name.
+    """Makes a function raise ValueError for an unknown argument name. The message suggests the most similar name.
 
     If the function has an argument `settings`, which maps flags to values, the message says that flags belong there.
-    Functions with `**settings` or `**options` check these names themselves.
+    Functions with `**settings` or `**options` stay unchanged, because they check these names themselves.
     """
     parameters = inspect.signature(function).parameters
     known = set(parameters) - {"self"}
@@ -160,7 +160,7 @@ def texts(given: str | Iterable[str], argument: str = "source") -> list[str]:
 
 
 def pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
-    """Returns a request for each text, with its translation as reference. Raises ValueError if counts differ."""
+    """Returns a request for each text, with its translation as reference. Raises ValueError if the numbers differ."""
     sources, targets = texts(source), texts(target, "target")
     if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
         raise ValueError(

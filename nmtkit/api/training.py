@@ -22,9 +22,9 @@ def train(
 
     `settings` maps the flags of the command to values. The flags choose components (`arch`, `criterion`, …), set the
     settings of the components and of the run, and name files (`config`, `plugin`). A flag with several values takes a
-    list: `{"metrics": ["bleu", "chrf"]}`. Instead of a dict, `settings` can be the path of a config file; the
-    `config.toml` of a run also names its `data`. The objects in `callbacks` are called in addition to the callbacks
-    that the settings name.
+    list: `{"metrics": ["bleu", "chrf"]}`. Instead of a dict, `settings` can be the path of a config file. With the
+    `config.toml` of a run, `data` is not needed, because the file names the dataset. The objects in `callbacks` are
+    called in addition to the callbacks that the settings name.
 
     Repeating the call resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end the run, as on the command line.
     The run uses a GPU if there is one; to use several, start the script with torchrun. Settings of torch for the whole

@@ -1,1 +1,1 @@
-"""`nmtkit clean`: filters of pairs, their scores, the decision which pairs to keep, and the report."""
+"""`nmtkit clean`: filters of pairs, their scores, the decision about the pairs to keep, and the report."""

@@ -4,7 +4,8 @@ Cleaning has four steps:
 
 1. The corpora are read once, in blocks. A random sample of the pairs is kept in memory.
 2. The filters learn their statistics from the sample.
-3. Worker processes mend and score the blocks, and write the mended text and the scores to scratch files.
+3. Worker processes mend and score the blocks, and write the mended text and the scores to scratch files. If the
+   settings need models or probabilities, `LateScorer` adds these scores.
 4. `Decision` drops pairs. The first filter that drops a pair becomes the reason of the pair. Then `Decision` drops
    duplicates of kept pairs, and writes the outputs.
 """
@@ -64,7 +65,7 @@ def clean(
 
 
 def corpora_of(config: CleanConfig, names: Sequence[str], columns: bool = True) -> list[Corpus]:
-    """Returns the corpora `names` in the languages of `config`. Without `columns`, ignores --columns of `config`."""
+    """Returns the corpora `names` in the languages of `config`. If `columns` is false, ignores `config.columns`."""
     chosen = as_columns(config.columns) if columns else None
     return [locate(name, config.source_lang, config.target_lang, chosen) for name in names]
 
@@ -164,7 +165,7 @@ def read_blocks(corpora: Sequence[Corpus], sample: PairSample) -> Iterator[tuple
 
 
 def count_pairs(corpora: Sequence[Corpus]) -> int | None:
-    """Returns the number of pairs of corpora of lines, or None if counting is not cheap."""
+    """Returns the number of pairs if all corpora are text files, or None if counting is not cheap."""
     return None if any(corpus.format for corpus in corpora) else count_lines([corpus.source for corpus in corpora])
 
 

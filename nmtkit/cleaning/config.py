@@ -108,7 +108,7 @@ class CleanConfig(Config):
     )
 
     filters: tuple[str, ...] = option(
-        DEFAULT_FILTERS, "filters to apply, in this order; the first filter that drops a pair becomes its reason",
+        DEFAULT_FILTERS, "filters to apply, in this order; the first filter that drops a pair is given as the reason",
         metavar="NAME,…", section="Cleaning",
     )  # fmt: skip
     preset: Literal["curated", "crawl"] = option(
@@ -134,7 +134,7 @@ class CleanConfig(Config):
     quality: str | None = option(
         None,
         "score pairs with a metric that reads no reference, cometkiwi or metricx-qe, on a scale from 0 to 1 (best); "
-        "cometkiwi=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION]",
+        "in cometkiwi=MODEL, MODEL is a folder or hf:ORG/NAME[@REVISION]",
         metavar="METRIC[=MODEL]",
     )
     min_model: float = option(
@@ -165,7 +165,7 @@ class CleanConfig(Config):
         metavar="FILE", access="read",
     )  # fmt: skip
     sample: int = option(100_000, "number of pairs from which the filters learn statistics", min=100, max=100_000_000)
-    seed: int = option(1, "seed of the random sample of --sample", min=0, max=(1 << 63) - 1)
+    seed: int = option(1, "seed of --sample and of the examples for models and probabilities", min=0, max=(1 << 63) - 1)
     workers: int | None = option(
         None, "number of scoring processes; none means one per core", min=1, max=1024, section="Running"
     )
@@ -188,7 +188,7 @@ class CleanConfig(Config):
         return self.self_train or self.forward is not None or self.quality is not None
 
     def probability_limit(self) -> float | None:
-        """Returns the limit below which `clean` drops a pair: a probability of being good, or None without a limit."""
+        """Returns the minimum probability of being good that a kept pair must have, or None without a minimum."""
         return MODEL_PROBABILITY if self.min_probability is None and self.uses_models else self.min_probability
 
 

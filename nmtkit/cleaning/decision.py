@@ -23,7 +23,7 @@ from nmtkit.jobs import progress
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # equal or similar pairs are ranked by the first of these scores in the run
+QUALITY = (PROBABILITY, MODEL, "alignment")  # rank equal or similar pairs: the first score that the run has
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 
@@ -200,7 +200,7 @@ class Decision:
         bad = block.select((first >= 0).tolist())
         if has_columns and any("reason" in others for others in bad.extras):
             raise ValueError(
-                f"--dropped {self._config.dropped} has a column 'reason' of its own; rename this column of the input"
+                f"--dropped {self._config.dropped} adds a column 'reason'; rename the input column 'reason'"
             )
         reasons = [self.reasons[code] for code in first[first >= 0].tolist()]
         extras = [{**others, "reason": reason} for others, reason in zip(bad.extras, reasons, strict=True)]

@@ -118,7 +118,7 @@ class SelfTrained(DualCrossEntropy):
     """
 
     def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:
-        """Raises ValueError for equal languages, whose two directions would be one model."""
+        """Raises ValueError for equal languages, because both directions would have the same model."""
         if languages[0] == languages[1]:
             raise ValueError(f"--self-train trains a model in each direction, but both languages are {languages[0]}")
         self._folder, self._languages, self._updates = folder, languages, updates

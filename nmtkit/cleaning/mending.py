@@ -50,7 +50,7 @@ class Mender:
         if "&" in line:
             line = self._changed("entities", line, _unescaped(line))
             has_spaces = True
-        if not line.isprintable():  # true for all lines that the next two patterns match
+        if not line.isprintable():  # only these lines can match the next two patterns
             has_spaces = has_spaces or _INVISIBLE_OR_SPACE.search(line) is not None
             line = self._changed("characters", line, INVISIBLE.sub("", line))
         if has_spaces:

@@ -29,7 +29,7 @@ FEWEST = 100  # minimum number of kept pairs; a smaller sample is not reliable
 
 
 class PairScorer(Protocol):
-    """Scores pairs with models. `unit` is the unit of a score. A pair counts `passes` times as progress."""
+    """Scores pairs with models. `unit` is the unit of a score. The progress counts a pair `passes` times."""
 
     unit: str
     passes: int
@@ -46,8 +46,8 @@ def late_limits(
 ) -> dict[str, Limits]:
     """Returns the limits of the late scores that the settings need, by the names of the scores.
 
-    `read` has the names of the scores if they are read from a file. Late scores of the file also count without a limit,
-    because they choose the best of several duplicates.
+    `read` has the names of the scores if they are read from a file. Late scores in the file are included even without a
+    limit, because `clean` needs them to choose the best of several duplicates.
     """
     limits, present = {}, read or ()
     if scorer is not None or MODEL in present or (read is not None and min_model > 0):

@@ -24,13 +24,13 @@ class EstimatedQuality:
     def __init__(self, metric: str) -> None:
         """Raises ValueError for an unknown metric and a metric that reads a reference.
 
-        Raises OSError for a missing folder, and ImportError for a missing package. The model is loaded after all pairs
-        are scored by the filters, when these errors would come too late.
+        Raises OSError for a missing folder, and ImportError for a missing package. These checks come first, because
+        `fit` loads the model only after the filters have scored all pairs.
         """
         model = check_segment_metric(metric, "--quality", reference=False).model
         check_installed(f"--quality {metric}")
         if model is not None and not is_hub_name(model) and not Path(model).exists():
-            raise FileNotFoundError(f"--quality {metric}: no such folder; a model of the Hub is {HUB_PREFIX}ORG/NAME")
+            raise FileNotFoundError(f"--quality {metric}: no such folder; models of the Hub are {HUB_PREFIX}ORG/NAME")
         self._metric = metric
 
     def fit(self, sources: Sequence[str], targets: Sequence[str]) -> None:

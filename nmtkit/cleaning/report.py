@@ -12,11 +12,11 @@ from nmtkit.pages.document import Html, render, visible
 
 CUT = 200  # maximum number of characters of an example
 SHOWN = 3  # number of dropped pairs that the page shows for each filter
-OVERLAPS = 12  # maximum number of pairs of filters
+OVERLAPS = 12  # maximum number of pairs of filters in the table of overlaps
 
 
 def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
-    """Returns the page as HTML. Filters without a pair beyond their limits are folded at the end."""
+    """Returns the page as HTML. Filters without a pair beyond their limits are collapsed at the end."""
     share, dropped = f"{report.kept / max(1, report.read):.1%}", report.read - report.kept
     used = sorted((item for item in report.filters if item.matching), key=lambda item: -item.dropped)
     idle = [item for item in report.filters if not item.matching]

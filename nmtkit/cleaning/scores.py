@@ -96,7 +96,7 @@ class ScoreWriter:
 
 
 def columns_of(path: Path) -> list[str]:
-    """Returns the names of the columns of the file of --from-scores. Raises ValueError or OSError."""
+    """Returns the column names of the file of --from-scores. Raises ValueError or OSError for an unreadable file."""
     if check_name(path, "--from-scores") == "tsv":
         return next(line_windows(path, 1))[0].split("\t")
     arrow = _arrow()
@@ -158,7 +158,7 @@ class ScoreReader:
             yield np.array(values, np.float64).reshape(len(rows), len(heading))
 
     def next(self, checksums: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-        """Reads the scores [pairs, filters] of the next pairs. `finish` refuses a file with other `checksums`."""
+        """Reads the scores [pairs, filters] of the next pairs. `finish` raises ValueError if `checksums` differ."""
         count = len(checksums)
         while len(self._rest) < count:
             batch = next(self._batches, None)

@@ -4,8 +4,8 @@
     job.pickle          the settings, the fitted filters and the names of the models (`StoredJob`)
     shard-000007.pairs  the mended blocks of a shard, each with its scores and keys
 
-The filters are fitted once, before the shards, on the same sample as without shards. Shards consist of the same blocks
-too, so that the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
+The filters are fitted once, before the shards, on the same sample as without shards. The blocks are also the
+same, so the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
 duplicates, and the report. Pickled files can run code, so do not merge a folder that you do not trust.
 """
 

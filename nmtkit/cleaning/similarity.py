@@ -66,7 +66,7 @@ class SimilarTexts:
 
 
 def bands(similarity: float) -> int:
-    """Returns the number of bands of hash values. Two texts are compared if all hash values of a band are equal.
+    """Returns the number of bands of hash values. Two texts are compared if all hash values of some band are equal.
 
     The result is the smallest number of bands with which the index reaches RECALL. Fewer bands mean fewer
     comparisons.

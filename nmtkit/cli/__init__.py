@@ -50,7 +50,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
-MODULES = {"import": "import_model"}  # command -> module, if the command is named like a keyword of Python
+MODULES = {"import": "import_model"}  # command -> module, for a command whose name is a keyword of Python
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs the command, and reports a wrong flag or command in one line, with exit code 2."""
+        """Runs the command and exits. Reports a wrong flag or command in one line, and then exits with code 2."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         from nmtkit.cli.command import end_quietly, fail, flush_output
@@ -154,7 +154,7 @@ def _about_flag(error: click.UsageError) -> str | None:
 
 
 def _example(context: click.Context | None) -> str:
-    """Returns the first example on the help page of a command, or "" for a page without examples."""
+    """Returns the first example on the help page of a command that is a single line, or "" if there is none."""
     lines = (context.command.help or "").splitlines() if context else []
     return next((line.strip() for line in lines if line.strip().startswith("nmtkit ") and line[-1] != "\\"), "")
 

@@ -34,8 +34,8 @@ def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
 
     list shows the name, the size and the last use of each model of the Hugging Face Hub, and of other files, such as
     the machine code of the compiled search. dir prints the folder, which NMTKIT_CACHE can set. remove takes a name with
-    or without @REVISION. prune removes the imports of other versions of nmtkit, and unfinished imports of processes
-    that were killed.
+    or without @REVISION. prune removes models that other versions of nmtkit have imported, and unfinished imports
+    of processes that were killed.
 
     The files that models were imported from are in the cache of the Hub, which other programs share;
     `hf cache ls` lists it.

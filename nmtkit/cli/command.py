@@ -165,8 +165,8 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
 def message_of(error: BaseException, command: click.Command) -> str | None:
     """Returns the message of a mistake of the user, or None for a mistake in nmtkit, which needs a traceback.
 
-    If the memory is too small, the message names --max-tokens, if `command` has this flag. The message of an error in a
-    plug-in contains the file and the line of the plug-in.
+    If memory runs out and `command` has the flag --max-tokens, the message names this flag. The message of an error in
+    a plug-in contains the file and the line of the plug-in.
     """
     # On a CPU, the message of torch has source locations before "can't allocate memory: you tried to allocate N bytes".
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
@@ -252,14 +252,14 @@ def flush_output() -> None:
 
 
 def program(launcher: bool = False) -> list[str]:
-    """Returns the words with which the user started nmtkit, to begin a command that the user can type.
+    """Returns the words with which the user started nmtkit, such as `python -m nmtkit`, to begin a printed command.
 
-    With `launcher`, for a command that trains, the words include torchrun if torchrun started this process. Processes
-    that nmtkit starts get the words of the user by the environment variable `PROGRAM`.
+    `launcher` is for commands that train: if torchrun started this process, the words include torchrun. The environment
+    variable `PROGRAM` passes the words of the user to processes that nmtkit starts.
     """
     called, words = os.path.realpath(sys.argv[0]), os.environ.get(PROGRAM)
     if launcher and "TORCHELASTIC_RUN_ID" in os.environ:
-        alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"  # several machines have addresses, too
+        alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"  # with several machines, torchrun also needs addresses
         torchrun = _as_typed(os.path.join(os.path.dirname(sys.executable), "torchrun"))
         return [torchrun, *(["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]] if alone else ["…"]), "-m", "nmtkit"]
     if words is not None:
@@ -280,14 +280,14 @@ def _as_typed(path: str) -> str:
 
 
 def as_started(commands: str) -> str:
-    """Returns commands of a shell that call nmtkit, with the words with which the user started nmtkit (`program`)."""
+    """Replaces `nmtkit` in shell commands with the words with which the user started nmtkit (`program`)."""
     return re.sub("(^|&& )nmtkit ", lambda match: f"{match[1]}{shlex.join(program())} ", commands)
 
 
 def show_next(*commands: str) -> None:
-    """Prints the commands that the user can run next, as the last lines on stderr. They can be copied.
+    """Prints the one or two commands that the user can run next, as the last lines on stderr, without line breaks.
 
-    Each of `commands` begins with nmtkit. The demo, which shows its own commands, and --quiet turn these lines off.
+    Each of `commands` begins with nmtkit. Prints nothing with --quiet, and in the demo, which shows its own commands.
     """
     if SHOWS_COMMANDS not in os.environ and not is_quiet():
         end_progress(click.get_current_context())
@@ -296,7 +296,7 @@ def show_next(*commands: str) -> None:
 
 
 def end_quietly() -> NoReturn:
-    """Exits after the reader of stdout, such as `head`, has closed the pipe, with the exit code of SIGPIPE."""
+    """Exits with the code of SIGPIPE, 141. Called if the reader of stdout, such as `head`, has closed the pipe."""
     with contextlib.suppress(OSError):
         flush_output()
     sys.exit(141)

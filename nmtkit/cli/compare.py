@@ -27,7 +27,7 @@ SHARED = (
 OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # flags of `score` for --base
 PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")
-METRICS = ("chrf", "bleu")  # the first sorts the sentences; BLEU of single sentences is not reliable
+METRICS = ("chrf", "bleu")  # chrF sorts the sentences, because BLEU of single sentences is not reliable
 OF_SCORE = (
     "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--columns", "--tokenize",
     "--lowercase", "--device",
@@ -202,7 +202,7 @@ def compare_systems(
     path = report or PAGE
     check_outputs({"--report": path}, [*systems, *references, config.src])
     if not (references or config.data or config.test_set):
-        raise ValueError("compare marks words of the reference; give --ref FILE, --data FOLDER or --test-set NAME")
+        raise ValueError("compare --sys needs references; give --ref FILE, --data FOLDER or --test-set NAME")
     texts, settings = score.read(references, systems, config)
     if texts.directions:
         score.check_one_direction(texts, config)

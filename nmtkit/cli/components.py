@@ -23,7 +23,7 @@ class ComponentCommand(Command):
         raise NotImplementedError
 
     def registries(self) -> Iterable[Registry[Any]]:
-        """Returns the registries whose components may have an unknown flag."""
+        """Returns the registries to search for components that have an unknown flag."""
         return []
 
     def make_context(
@@ -48,7 +48,7 @@ class ComponentCommand(Command):
 def parsed_known_flags(
     command: click.Command, info_name: str | None, arguments: Sequence[str], parent: click.Context | None
 ) -> click.Context:
-    """Parses the flags that `command` has. Ignores other flags, because their components may not be known yet."""
+    """Parses the flags that `command` has. Ignores other flags: their components might not be known yet."""
     first = Command(
         name=command.name,
         params=[parameter for parameter in command.params if isinstance(parameter, click.Option)],
@@ -62,7 +62,7 @@ def parsed_known_flags(
 def naming_components(registries: Callable[[], Iterable[Registry[Any]]]) -> Iterator[None]:
     """If a flag is unknown, but components of the registries have the flag, the error names these components.
 
-    The registries are imported only then.
+    `registries` imports the components, so it is called only after such an error.
     """
     try:
         yield

@@ -53,7 +53,7 @@ class DistillConfig(Config):
     subset: str = option("train", "subset of DATA", metavar="NAME")
     pairs_per_file: int = option(
         100_000,
-        "pairs in each file; if you repeat a command, it continues after the last complete file",
+        "pairs in each file; a repeated command continues after the last complete file",
         min=1, max=100_000_000,
     )  # fmt: skip
     max_tokens: int = option(4096, "maximum tokens of a batch", min=1, max=100_000_000)

@@ -42,7 +42,7 @@ class ExportConfig(Config):
         "ctranslate2: folder for ctranslate2.Translator\n"
         "huggingface: folder for transformers: MarianMTModel, or M2M100ForConditionalGeneration for many languages\n"
         "marian: folder for Marian and pymarian\n"
-        "bergamot: folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs\n"
+        "bergamot: folder with 8-bit weights for Bergamot and slimt, for a student model with SSRUs in the decoder\n"
         "argos: file for Argos Translate and LibreTranslate\n"
         "safetensors: folder with model.safetensors, nmtkit.json and SentencePiece models\n"
         "checkpoint: smaller checkpoint, without training state (SOURCE can also be a safetensors folder)",
@@ -133,7 +133,7 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
         files = pushed_files(written, config.format)
         text = (written / CARD).read_text(encoding="utf-8") if CARD in files else None
         contents = contents_of(source)
-        plugins = [Path(name).name for name in contents["plugins"]]  # folders of this machine are not for the public
+        plugins = [Path(name).name for name in contents["plugins"]]  # publish no folder names of this machine
         command = usage(Path(f"hf:{repository}"), contents | {"plugins": plugins})
         card = published_card(contents, text, command, config.format, license=config.license, scores=results)
         progress.begin(f"Uploading {repository}")
@@ -221,7 +221,7 @@ def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:
 
 
 def pair_of(source: Path, pair: str | None) -> tuple[str, str]:
-    """Returns the source and target language of --pair, or of the data of the checkpoint."""
+    """Returns the source and target language of --pair, or else of the data that the checkpoint was trained on."""
     from nmtkit.models.building import languages_of
 
     known = languages_of(source) if pair is None else None

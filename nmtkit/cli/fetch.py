@@ -61,7 +61,7 @@ def command(names: tuple[str, ...], **settings: Any) -> None:
     prefixes = [corpus.prefix(config) for corpus in corpora]
     for corpus, prefix in zip(corpora, prefixes, strict=True):
         if prefixes.count(prefix) > 1:
-            raise ValueError(f"{corpus} and another name have the same files {prefix}; fetch them to different folders")
+            raise ValueError(f"{corpus} and another name would write the same files {prefix}; use different folders")
     facts = given_flags() | ({"a list"} if lists else set())
     check_flags(FETCH_RULES, facts, facts | {f"{corpus.source}: names" for corpus in corpora})
     client = HttpClient(http)

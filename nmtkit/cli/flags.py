@@ -107,7 +107,7 @@ def completed_name(names: Iterable[str], incomplete: str) -> list[CompletionItem
 
 
 def complete_with(options: Iterable[click.Parameter], field: str, names: Callable[[], Iterable[str]]) -> None:
-    """Makes the shell complete the option of a field with the result of `names`, which is called only then."""
+    """Makes the shell complete the option of a field with the result of `names`. Only a completion calls `names`."""
     for option in options:
         if option.name == field and isinstance(option.type, FieldType):
             option.type.names = names
@@ -138,7 +138,7 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
         required=required,
         **typed,
     )
-    result.section = section  # type: ignore[attr-defined]  # heading on the help page, read by cli.command
+    result.section = section  # type: ignore[attr-defined]  # heading on the help page, read by cli.help
     return result
 
 
@@ -172,7 +172,7 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
         self.hint = hint
         self.access = access
         self.checkpoint = checkpoint
-        self.names: Callable[[], Iterable[str]] | None = None  # names that complete a value
+        self.names: Callable[[], Iterable[str]] | None = None  # returns the names that can complete a value
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):

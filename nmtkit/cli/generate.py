@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class GenerateCommand(ComponentCommand):
-    """A command that searches. Its flags include the flags of the chosen --logits-processors."""
+    """The commands generate and serve. Their flags include the flags of the chosen --logits-processors."""
 
     def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
         processors: list[click.Option] = []
@@ -99,7 +99,7 @@ COMMON = {
     "--format text|jsonl": "lines, or objects with scores (default: text)",
     "--split-sentences LANGUAGE": "translate each sentence of a line alone",
     "--glossary FILE": "terms and their translations",
-    "--engine NAME": "program that searches (default: auto)",
+    "--engine NAME": "implementation of the search (default: auto)",
     "--precision auto|fp32|bf16|int8": "number type of matrix products; int8 is fastest on CPUs",
     "--workers N": "CPU processes; one per core is best (default: 1)",
     "--device NAME": "cpu, cuda, cuda:1, … (default: auto)",
@@ -141,9 +141,9 @@ def command(
     torchrun --nproc-per-node 8 -m nmtkit generate --path averaged.pt < in > out
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards
 
-    On a GPU, beam search and greedy search with a Transformer run as CUDA graphs over slots, and the slot of a finished
-    sentence takes the next sentence. Other models, sampling, avoided phrases, prefixes, diverse groups, logits
-    processors, --unkpen and --no-repeat-ngram run batch by batch.
+    On a GPU, beam search and greedy search with a Transformer run as CUDA graphs with continuous batching: the next
+    sentence takes the slot of a finished sentence. Other models, sampling, avoided phrases, prefixes, diverse groups,
+    logits processors, --unkpen and --no-repeat-ngram run batch by batch.
     """
     generate(parsed_job(data, paths, inputs, plugins, flags))
 

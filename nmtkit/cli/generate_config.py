@@ -76,7 +76,7 @@ class GenerateConfig(Config):
         "by the extension of --input (.html, .srt, .vtt, .po, .xlf, …)",
     )
     columns: tuple[str, ...] = option(
-        (), "source column of .tsv, .jsonl and .parquet files, and perhaps the target column: names, or numbers from 1",
+        (), "source column of .tsv, .jsonl and .parquet files, optionally the target column: names, or numbers from 1",
         metavar="SOURCE[,TARGET]",
     )  # fmt: skip
     output: Path | None = option(
@@ -175,7 +175,7 @@ def check_combination(
         on.discard("--workers")
     check_flags((*GENERATE_RULES, *SHARD_RULES, *TRANSLATION_RULES, PROMPT_RULE), given_flags() | facts, on)
     if search.score_reference and has_data == (config.reference is not None):
-        raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
+        raise ValueError("--score-reference needs translations to score: give either DATA or --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:
         raise ValueError("--nbest above 1 needs --format jsonl: text has one translation for each line")
     if config.workers > 1 and devices.device not in ("auto", "cpu"):

@@ -199,7 +199,7 @@ def generate(job: GenerateJob) -> None:
 
 
 def is_dialogue(job: GenerateJob) -> bool:
-    """Returns whether a person types lines, perhaps into a pipe, and reads the translations in the same terminal."""
+    """Returns whether a person seems to type the lines: at a terminal, or into a pipe with output to a terminal."""
     if job.data is not None or job.document is not None or job.files or sys.stdin is None:
         return False
     return sys.stdin.isatty() or (sys.stdout.isatty() and count_lines_ahead(standard_input()) is None)
@@ -311,7 +311,7 @@ class Generation:
         return count_lines(job.files) if job.files else count_lines_ahead(standard_input())
 
     def through_pivot(self, pivot: str) -> Iterator["Translation"]:
-        """Translates through the language `pivot`. Raises ValueError for many directions and for several ranks."""
+        """Translates through the language `pivot`. Raises ValueError for several directions and for several ranks."""
         from nmtkit.translation.pivot import PivotTranslator
 
         if self.dataset is not None and self.dataset.directions:

@@ -76,7 +76,7 @@ def write_records(formatter: click.HelpFormatter, records: Sequence[FlagRecord])
 def write_short_page(
     formatter: click.HelpFormatter, command: click.Command, common: Mapping[str, str], context: click.Context
 ) -> None:
-    """Writes usage, purpose and examples, the `common` flags with short texts, and the names of all other flags."""
+    """Writes usage, purpose, examples, the `common` flags with short texts, and a line of other flags per section."""
     command.format_usage(context, formatter)
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     examples = [text for text in paragraphs if text.startswith("\b")]
@@ -103,7 +103,7 @@ def name_of(flag: str) -> str:
 
 
 def cut(names: Sequence[str], width: int) -> str:
-    """Returns the first names that fit into `width` columns, and the number of the others."""
+    """Returns the first names that fit into `width` columns, and the number of names that do not fit."""
     for count in range(len(names), 0, -1):
         more = f", … ({len(names) - count} more)" if count < len(names) else ""
         if len(text := ", ".join(names[:count]) + more) <= width:

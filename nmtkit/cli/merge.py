@@ -26,8 +26,8 @@ class MergeConfig(Config):
 
     output: str | None = option(
         None,
-        "file to write, which appears when all lines are written (default: standard output); for shards of clean, "
-        "required: the corpus of the kept pairs, as in clean --output",
+        "file to write, which appears when all lines are written (default: standard output); shards of clean need this "
+        "flag, for the corpus of the kept pairs, as in clean --output",
         metavar="FILE|CORPUS",
     )
     dropped: str | None = option(

@@ -15,9 +15,9 @@ def command() -> None:
     nmtkit precompile
     XDG_CACHE_HOME=/opt/cache nmtkit precompile
 
-    The first translations on a machine do the same in the background, so this command is for container images and for
-    benchmarks. The code is kept in $NMTKIT_CACHE, or in the folder nmtkit of $XDG_CACHE_HOME or of ~/.cache. The code
-    works only on the same kind of processor. Needs nmtkit[numba].
+    Without this command, the first translation on a machine compiles the search in the background. So the command is
+    useful for container images and for benchmarks. The code is kept in $NMTKIT_CACHE, or in the folder nmtkit of
+    $XDG_CACHE_HOME or of ~/.cache. The code works only on the same kind of processor. Needs nmtkit[numba].
     """
     from nmtkit.config.files import user_cache
     from nmtkit.jobs import machine_code
@@ -25,7 +25,7 @@ def command() -> None:
     if not machine_code.installed():
         raise ImportError("nmtkit precompile needs the package numba: pip install 'nmtkit[numba]'")
     if not machine_code.is_ready() and not machine_code.is_kept():
-        raise OSError(f"the folder {user_cache()} cannot be written; name a folder with XDG_CACHE_HOME")
+        raise OSError(f"the folder {user_cache()} cannot be written; set NMTKIT_CACHE to another folder")
     with imports():
         from nmtkit.translation.engines.numba_engine import compile_search
     progress.begin("Compiling")

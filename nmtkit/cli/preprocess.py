@@ -90,7 +90,7 @@ def show(report: "DatasetReport", seconds: float) -> None:
 
 
 def show_pair(report: "DatasetReport", sides: tuple[str, str]) -> None:
-    """Prints a training pair, so that the user sees exchanged languages or columns. The demo shows pairs itself."""
+    """Prints a training pair, so that the user notices exchanged languages. Prints nothing in the demo."""
     from nmtkit.pages.document import visible
 
     corpus = next((corpus for corpus in report.corpora if corpus.samples), None)

@@ -15,8 +15,8 @@ from nmtkit.jobs.progress import WorkStage, duration, quantity, rate
 log = logging.getLogger("nmtkit")
 
 REDRAW = 0.2  # seconds between two redraws of the bar
-FIRST_LINE = 5.0  # seconds to the first line of text; intervals: 1/20 of the elapsed time, from FIRST_LINE to LONGEST
-LONGEST = 60.0
+FIRST_LINE = 5.0  # seconds to the first line of text; later intervals are 1/20 of the time so far, at least FIRST_LINE
+LONGEST = 60.0  # seconds; the longest interval between two lines of text
 QUIET_OUTPUT = 1.0  # seconds without output after which the bar returns, if stdout is the same terminal
 STARTING = "Starting"  # the stage before the first call of `begin`; only a terminal shows this stage
 SUMMARY = 2.0  # seconds; a shorter command gets no summary line
@@ -27,7 +27,7 @@ NARROWEST = 8
 class CommandProgress:
     """The progress of a command. A thread draws the current stage, so that counting costs only an addition.
 
-    The thread ends before a fork and starts again after the fork, because a forked process would keep held locks.
+    The thread ends before a fork and starts again after it, because a child process would inherit locks that are held.
     """
 
     def __init__(self, console: Console) -> None:
@@ -42,7 +42,7 @@ class CommandProgress:
         self._lock = threading.Lock()  # for everything that is drawn
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._next = 0.0 if self.as_bar else FIRST_LINE  # earliest time of the next line of text, in seconds
+        self._next = 0.0 if self.as_bar else FIRST_LINE  # seconds from `_began` to the next line of text
         self._output = -math.inf  # time of the last output on a terminal
 
     def begin(self, stage: WorkStage) -> None:

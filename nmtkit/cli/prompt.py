@@ -13,7 +13,7 @@ from nmtkit.translation.translator import Translator
 
 
 def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[Translation]:
-    """Yields the translation of each line that is typed. Shows scores and, with --alignment, links."""
+    """Yields the translation of each line that is typed. Shows scores and, with --alignment hard, linked pieces."""
     tell("Type a line to translate; Ctrl-D ends.", "dim")
     told = pipeline.text.split_sentences is not None
     for id, line in enumerate(typed_lines()):

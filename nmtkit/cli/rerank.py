@@ -48,16 +48,16 @@ class RerankConfig(Config):
     )
     estimate: tuple[str, ...] = option(
         (),
-        "add to each hypothesis, for --feature, a field with the score of a metric that needs no reference: cometkiwi, "
-        "or metricx-qe (lower is better); cometkiwi=MODEL uses the model in the folder MODEL, or "
+        "metrics that need no reference: cometkiwi, or metricx-qe (lower is better). The scores become fields of each "
+        "hypothesis, which --feature can use. cometkiwi=MODEL uses the model in the folder MODEL, or "
         "hf:ORG/NAME[@REVISION]",
         metavar="METRIC[=MODEL],…",
     )
     lenpen: float = option(0.6, "length penalty of the weighted sum, as in generate", min=-10, max=10)
     tune: Path | None = option(
         None,
-        "reference translations, or a corpus such as a .tsv, whose target side is taken; a random search chooses all "
-        "weights and the length penalty for them",
+        "reference translations, or a corpus such as a .tsv, whose target side is taken; a random search finds the "
+        "weights and the length penalty with the best --metric",
         metavar="FILE",
         access="read",
     )
@@ -86,7 +86,7 @@ class RerankConfig(Config):
         names = [check_segment_metric(metric, "--estimate", reference=False).name for metric in self.estimate]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"--estimate has two models of {name}, and the field {name} has one number")
+                raise ValueError(f"--estimate has two models of {name}, but the field {name} can hold only one score")
 
 
 COMMON = {

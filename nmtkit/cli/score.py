@@ -110,14 +110,14 @@ class ScoreConfig(Config):
     )
     source_lang: str | None = option(
         None,
-        "source language for a multilingual model of --path, and for a corpus of several languages of --src",
+        "language of the source text, for a multilingual model of --path, or if --src is a corpus of several languages",
         flag="-s/--source-lang",
         metavar="CODE",
     )
     target_lang: str | None = option(
         None,
-        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, off-target expects this "
-        "language, and a multilingual model of --path reads this language; --data contains the language",
+        "language of the translations, for the tokenizers of bleu and tokenized-bleu, for off-target, and for a "
+        "multilingual model of --path; not needed with --data, which contains the language",
         flag="-t/--target-lang",
         metavar="CODE",
     )
@@ -158,7 +158,7 @@ class ScoreConfig(Config):
     by_length: Literal["source", "reference"] | None = option(
         None,
         "also show the scores of lines with 1 to 3, 4 to 10, 11 to 20, 21 to 40 and more words; the value is the side "
-        "whose words are counted (of several references, the first)",
+        "whose words are counted (in the first reference, if there are several)",
     )
     width: int = option(1, "digits after the decimal point", min=0, max=9)
     format: Literal["text", "json"] = option("text", "output format")
@@ -338,7 +338,7 @@ def check_one_direction(texts: "ScoredTexts", config: ScoreConfig) -> None:
     unusable["--target-lang"] = config.target_lang is not None
     for setting, is_set in unusable.items():
         if is_set:
-            raise ValueError(f"--data has many directions, and {setting} needs one direction; give --ref FILE")
+            raise ValueError(f"--data has many directions, but {setting} needs one direction; give --ref FILE")
 
 
 def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig) -> None:

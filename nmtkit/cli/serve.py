@@ -30,13 +30,13 @@ COMMON = {
     "--port N": "port to listen on (default: 5000)",
     "--workers N": "processes on a CPU; one per core is the default",
     "--precision auto|fp32|bf16|int8": "number type of matrix products; int8 is fastest on CPUs",
-    "--engine NAME": "program that searches (default: auto)",
+    "--engine NAME": "implementation of the search (default: auto)",
     "--device NAME": "cpu, cuda, cuda:1, … (default: auto)",
     "--beam N": "width of the search; 1 is greedy (default: 4)",
     "--pivot CODE": "also serve other pairs, through this language",
     "--glossary FILE": "terms and their translations",
-    "--api-keys PATH": "file of keys that requests need, with quotas",
-    "--state FOLDER": "keeps counts of keys, and glossaries",
+    "--api-keys PATH": "file of API keys and their quotas; requests need a key",
+    "--state FOLDER": "folder for the usage of API keys, and for glossaries",
     "--[no-]split-sentences": "translate each sentence of a line alone",
 }
 

@@ -1,4 +1,4 @@
-"""Runs the processes of a job in shards (`--output-dir`): shows progress, stops on signals, says how to continue."""
+"""Runs a job in shards (`--output-dir`): shows progress, stops on signals, says how to continue."""
 
 import logging
 import shlex
@@ -30,7 +30,7 @@ def this_command() -> str:
 
 
 def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]], ShardResults]) -> None:
-    """Lets `run` make the unfinished shards of this process. Shows the progress.
+    """Calls `run` to make the unfinished shards of --shard I/N, by default all, and shows the progress.
 
     Prints how to continue after a stop, and how to join the shards. Raises SystemExit if a signal stops the job.
     """

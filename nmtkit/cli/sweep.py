@@ -29,7 +29,7 @@ RULES = (
     FlagRule("--optuna", excludes=("--only",), reason="Optuna chooses the runs"),
     FlagRule("--dry-run", excludes=("--report", "--plot"), reason="nothing is run"),
     FlagRule("--costs", excludes=("--report", "--plot", "--dry-run", "--optuna"), reason="nothing is run"),
-    FlagRule("--costs", excludes=("--shard",), reason="the costs are those of all rows; see --only"),
+    FlagRule("--costs", excludes=("--shard",), reason="the costs cover the rows of all machines; see --only"),
     FlagRule("--costs", excludes=("TRAIN_FLAGS",), reason="--costs reads the settings of SWEEP.TOML only"),
     FlagRule("--vocab-size", needs=("--costs",)),
     FlagRule("--format", excludes=("--dry-run",), reason="--dry-run prints commands"),
@@ -140,7 +140,7 @@ def check_translation(sweep: "Sweep", run: "SweepRun") -> None:
         job = sweep.job(run)
         if not job.run.validates or not any(metric.translates for metric in job.metrics().values()):
             raise ValueError(
-                f"{sweep.file}, run {run.name}: base of [sweep] compares translations, and this run makes none; add "
+                f"{sweep.file}, run {run.name}: base of [sweep] compares translations, but this run makes none; add "
                 "[sweep.generate], or validate with --metrics bleu"
             )
     for command in sweep.translation_commands(run):

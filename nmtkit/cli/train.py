@@ -48,7 +48,7 @@ COMMON = {
     "--save-dir PATH": "folder of the run (default: checkpoints)",
     "--config FILE": "settings in TOML; flags override them",
     "--lr X": "highest learning rate (default: 0.0007)",
-    "--warmup-updates N": "updates until this learning rate (default: 4000)",
+    "--warmup-updates N": "updates until the highest learning rate (default: 4000)",
     "--dropout X": "dropout (default: 0.1)",
     "--label-smoothing X": "label smoothing (default: 0.1)",
     "--batch-tokens N": "tokens of an update, over all processes",
@@ -64,7 +64,7 @@ COMMON = {
 
 
 def name_flags() -> list[click.Option]:
-    """Returns the flags that choose components. Their help lists no names, because this would import components."""
+    """Returns the flags that choose components. Their help lists no names, to avoid importing the components."""
     return [
         click.Option([flag], metavar=metavar, help=f"{text}.", shell_complete=partial(_complete, table))
         for table, (flag, metavar, text) in NAMES.items()
@@ -209,7 +209,7 @@ def command(
         os.environ[PROGRAM] = shlex.join(program())
         sys.exit(launch(["train", *arguments], processes))
     status = _train(job, arguments)
-    # skips the shutdown of the interpreter, because threads of torch sometimes abort during the shutdown
+    # A launched process skips the shutdown of Python, because threads of torch sometimes abort during the shutdown.
     if launched():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Contract checks for plug-ins, for pytest and `nmtkit check`. The components of this package pass the same checks.
+"""Contract checks of plug-ins, for use in pytest and `nmtkit check`. Our own components pass the same checks.
 
     from nmtkit.contracts import check_architecture
 

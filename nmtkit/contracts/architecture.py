@@ -216,8 +216,8 @@ def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "on a CPU, validation and generate use a prepared copy of the model; features or logits of the copy differ "
-            "by up to {:.2g}; call each layer, and do not read the weights of a layer directly"
+            "on a CPU, validation and generate use a copy of the model that is prepared for inference; features or "
+            "logits of the copy differ by up to {:.2g}; call each layer, and do not read its weights directly"
         )
         _require_close(got, expected, message, 1e-4)
         _require_close(prepared.output_projection(got), model.output_projection(expected), message, 1e-4)

@@ -18,7 +18,7 @@ def a_state_is_a_dict_that_is_loaded_again(subject: Subject[Callback]) -> None:
     other = subject.build()
     other.load_state(state)
     again = other.state()
-    require(again.keys() == state.keys(), f"after load_state, state has {sorted(again)}, but it had {sorted(state)}")
+    require(again.keys() == state.keys(), f"after load_state, state has the keys {sorted(again)}, not {sorted(state)}")
 
 
 check_callback = Contract(CALLBACKS, Callback, checks_of(__name__, resume_is_exact))

@@ -67,7 +67,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The message of a failed check. Errors other than ContractError also have a type, or a place in a plug-in."""
+        """The message of a failed check. Errors other than ContractError also show the type or the plug-in line."""
         if self.error is None:
             return ""
         if isinstance(self.error, ContractError):

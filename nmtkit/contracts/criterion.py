@@ -72,7 +72,7 @@ def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
         require(
             abs(got - expected) < 1e-3 * expected,
             f"'nll' is {got:.4f}, but the negative log-likelihood of the target is {expected:.4f} (natural logarithm, "
-            "summed over all tokens but IGNORE_INDEX, which hides the language tokens); perplexity is computed from "
+            "summed over all targets except IGNORE_INDEX, which replaces language tokens); perplexity is computed from "
             "'nll'",
         )
 
@@ -96,7 +96,7 @@ def a_batch_that_counts_for_nothing_is_taken(subject: Subject[Criterion]) -> Non
     require(
         loss.sum.isfinite(),
         f"the loss of a micro-batch without targets is {loss.sum.item()}, but it must be finite; runs of several "
-        "processes have such micro-batches (target_tokens is 0, every target IGNORE_INDEX): do not divide by tokens",
+        "processes have such micro-batches (target_tokens is 0, every target is IGNORE_INDEX): do not divide by tokens",
     )
     if loss.sum.requires_grad:
         loss.sum.backward()

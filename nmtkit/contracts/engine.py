@@ -1,4 +1,4 @@
-"""Checks of an engine: with each option, the engine finds the hypotheses of PyTorch's search for a tiny Transformer."""
+"""Checks of an engine: with each option, the engine finds the same hypotheses as PyTorch, for a tiny Transformer."""
 
 import atexit
 import functools
@@ -30,7 +30,8 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
 
 SHORT: dict[str, Any] = {"beam": 3, "lenpen": 0.0, "max_len_a": 0.5, "max_len_b": 5}
-# The options with which every engine is compared with PyTorch. An engine may refuse all but the first.
+# Options that override SHORT, or the defaults for sampling. For each entry, an engine must find the same hypotheses as
+# PyTorch. An engine without `falls_back` may refuse all entries except the first two, which other checks use.
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"beam": 1}, {}, {"beam": 1, "lenpen": 1.0}, {"lenpen": 1.0}, {"lenpen": -0.5}, {"nbest": 3}, {"min_len": 4},
     {"max_len_a": 0.0, "max_len_b": 2}, {"max_len_b": 0, "min_len": 2}, {"no_repeat_ngram": 2}, {"unkpen": 0.5},
@@ -38,7 +39,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"quality": True},
 )  # fmt: skip
 LENGTHS = (4, 1, 7, 2, 5, 3, 12)  # source pieces of the segments
-TOLERANCE = 0.05  # largest difference of scores; the distributions of CTranslate2 leave out <unk>
+TOLERANCE = 0.05  # maximum difference of scores; CTranslate2 leaves <unk> out of its distributions
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def _decoded(decoder: Decoder, batches: Sequence[SegmentBatch], options: SearchO
 def _require_same(found: BatchHypotheses, expected: BatchHypotheses, settings: dict[str, Any]) -> None:
     for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in (ours, theirs)]
-        require(tokens[0] == tokens[1], f"with {settings}, segment {index} has {tokens[0]}; PyTorch finds {tokens[1]}")
+        require(tokens[0] == tokens[1], f"with {settings}, segment {index} has {tokens[0]}, not {tokens[1]}")
         difference = max(abs(a.score - b.score) for a, b in zip(ours, theirs, strict=True))
         require(difference <= TOLERANCE, f"with {settings}, a score of segment {index} differs by {difference:.3g}")
 

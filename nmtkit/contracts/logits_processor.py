@@ -59,7 +59,7 @@ class SmallSearch:
         return torch.from_numpy(np.stack(rows)).float().log_softmax(1)
 
     def next_tokens(self) -> Tensor:
-        """Returns a token for each row: the most probable token, or a random token if the row has ended."""
+        """Returns a token for each row: first bos, then the most probable token, and random tokens after eos."""
         if not self.results:
             return torch.full((len(self.sentences) * BEAMS,), BOS)
         last, step = self.results[-1].clone(), len(self.results)
@@ -202,8 +202,8 @@ def sentences_can_be_dropped(subject: Subject[LogitsProcessor]) -> None:
         _require_equal(
             small.step(tokens, log_probs),
             expected,
-            f"after drop_finished, the remaining sentences differ at token {step} from a search without the others; "
-            "the state must keep only the rows of the given sentences",
+            f"after drop_finished, the remaining sentences differ at token {step} from a search for these sentences "
+            "alone; the state must keep only the rows of the given sentences",
         )
 
 

@@ -56,7 +56,7 @@ def every_parameter_is_in_a_group(subject: Subject[Optimizer]) -> None:
     missing = [name for name, value in task.layer.named_parameters() if not any(value is other for other in held)]
     require(
         not missing,
-        f"{', '.join(missing)} are missing in param_groups; pass all groups of the factory to the optimizer",
+        f"{', '.join(missing)} are missing in param_groups; the factory must pass all its groups to the optimizer",
     )
 
 
@@ -134,7 +134,7 @@ def a_shard_is_stepped_as_the_whole_where_declared(subject: Subject[Optimizer]) 
     parts = torch.cat([stepped(slice(0, 3)), stepped(slice(3, 8))])
     require(
         torch.allclose(stepped(slice(0, 8)), parts, rtol=1e-4, atol=1e-6),
-        "the optimizer has works_on_shards=True, but updates of two halves of a matrix differ from the update of "
+        "the optimizer has works_on_shards=True, but updates of two parts of a matrix differ from the update of "
         "the whole matrix; leave out works_on_shards",
     )
 

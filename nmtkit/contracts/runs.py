@@ -44,7 +44,7 @@ RUN = {
 
 
 def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
-    """Writes a source, a target and a link file: `prefix`.xx, `prefix`.yy and `prefix`.links.
+    """Writes sources, targets and word alignments: the files `prefix`.xx, `prefix`.yy and `prefix`.links.
 
     Source lines have 1 to 9 words. Target lines have the same words in reverse order and in capitals.
     """

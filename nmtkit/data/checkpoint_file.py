@@ -14,9 +14,8 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     scores        scores of the validation after this update, if any: name ("loss", "bleu", …) -> value
     signatures    signatures of these scores, for metrics that have a signature: name -> text
     maximized     names of the scores for which higher is better
-    scheduled     whether the checkpoint was saved at an interval of epochs or updates. Checkpoints at an interval of
-                  minutes count if the run has no other interval. False if only a signal or the end of the run was the
-                  reason
+    scheduled     true if the checkpoint was saved at an interval of epochs or updates, or, in a run without such
+                  intervals, at an interval of minutes or at the request of a callback; otherwise false
     run           facts about the run in plain types (training/run_facts.py)
     averaged      names of the averaged files, only in averaged checkpoints
     adapters      facts about low-rank adapters, if `model` holds only adapters: "base", the path of the adapted
@@ -144,7 +143,7 @@ def checksum(contents: Checkpoint) -> int:
 
 
 def fingerprint(contents: Checkpoint) -> int:
-    """Returns a number that identifies a model. The number does not depend on scores and training state."""
+    """Returns a number that identifies a model. The number does not depend on scores or training state."""
     return checksum({name: contents[name] for name in ("architecture", "config", "tokenizer", "model")}) % 2**63
 
 
@@ -164,7 +163,7 @@ def _leaves(key: Any, value: Any) -> Iterator[Any]:
 def _sum_of_words(tensor: Tensor) -> int:
     if not tensor.numel():  # an empty tensor of some types, such as uint16, cannot be copied
         return 0
-    # sums of integers of 64 bits on Apple GPUs depend on the version of macOS
+    # sums of 64-bit integers on Apple GPUs depend on the version of macOS, so the CPU computes the sum
     plain = tensor.detach().cpu() if tensor.device.type == "mps" else tensor.detach()
     data = plain.contiguous().flatten().view(torch.uint8)
     whole = len(data) // 8 * 8

@@ -12,7 +12,7 @@ MAX_DIRECTIONS = 65_535  # the direction of a row is stored in 16 bits; the larg
 
 @dataclass(frozen=True, order=True)
 class Direction:
-    """A source and a target language. The two are equal for monolingual text, which a model learns to reconstruct."""
+    """A source and a target language. Both are equal for monolingual text, which a model learns to reconstruct."""
 
     source: str
     target: str

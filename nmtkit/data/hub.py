@@ -27,7 +27,7 @@ Kind = Literal["model", "dataset"]
 
 REPOSITORY = re.compile(r"(?=.{1,96}$)(\w[\w.-]*/)?\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-TIMEOUT_SECONDS = 30.0  # longest wait for an answer of the Hub to a question about a repository
+TIMEOUT_SECONDS = 30.0  # timeout of a request for facts about a repository
 HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
 INCOMPLETE = re.compile(r"missing \((.+?)\)\. ")  # files that the client names if a cached copy is incomplete
 
@@ -35,7 +35,7 @@ log = logging.getLogger("nmtkit")
 
 
 class HubUnreachableError(OSError):
-    """The Hub does not answer, is overloaded, or must not be asked (`HF_HUB_OFFLINE`). A cached copy is still valid."""
+    """The Hub does not answer, is overloaded, or must not be asked (`HF_HUB_OFFLINE`). A cached copy can be used."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def download(repository: str, *, kind: Kind, revision: str | None = None, patter
             f"{_title(repository, kind, revision)} has no file {' or '.join(patterns)}; the repository holds {present}"
         )
     fetched = _snapshot(client, repository, kind, revision, patterns)
-    if fetched.commit != files.commit:  # the branch has moved since the first question
+    if fetched.commit != files.commit:  # the branch has moved since the first request
         files = listing(repository, kind=kind, revision=fetched.commit)
     with ExitStack() as checks:  # runs all checks, so that all broken files are removed before an error is raised
         for name in files.matching(patterns):
@@ -206,10 +206,10 @@ def _cached(
     patterns: Sequence[str],
     reason: HubUnreachableError,
 ) -> Download:
-    """Returns the cached copy of a repository, and warns that the Hub was not asked.
+    """Returns the cached copy of a repository. Logs a warning with `reason`, the error of the Hub.
 
     `patterns` are patterns of file names. The warning has the patterns that match no cached file. Raises `reason` if no
-    cached file matches. If the client names the missing files, the message of the error names them, too.
+    cached file matches, and HubUnreachableError with the missing files if the client finds the copy incomplete.
     """
     try:
         cached = _snapshot(client, repository, kind, revision, patterns, local_files_only=True)
@@ -232,7 +232,7 @@ def _check(path: Path, expected: str, title: str) -> None:
         hashlib.file_digest(file, lambda: digest)
     if digest.hexdigest() == expected:
         return
-    path.resolve().unlink()  # the contents, to which `path` is a link
+    path.resolve().unlink()  # the file in the cache; `path` is a link to this file
     path.unlink(missing_ok=True)
     raise OSError(
         f"{title}: {path.name} was downloaded with the hash {digest.hexdigest()[:12]}…, but the Hub lists "
@@ -249,7 +249,7 @@ def _title(repository: str, kind: Kind, revision: str | None) -> str:
 
 @contextmanager
 def _explaining(repository: str, kind: Kind, revision: str | None, *, writes: bool = False) -> Iterator[None]:
-    """Turns each error of the client into an error with one line: ValueError for a mistake of the user, or OSError."""
+    """Turns errors of the client into ValueError, for mistakes of the user, or OSError. Messages have one line."""
     check_name(repository)
     title = _title(repository, kind, revision)
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# B sentences, T tokens of all sentences, L tokens of the longest sentence
+# In shapes, B is the number of sentences, T the number of all tokens, L the number of tokens of the longest sentence.
 
 Derived = TypeVar("Derived")
 IGNORE_INDEX = -100  # target id that losses ignore: padding, dummy micro-batches, uncounted language tokens
@@ -42,7 +42,7 @@ class Layout:
         The cache holds indices and masks that every layer needs. A key must not contain a layout, because the cache
         would keep this layout alive.
         """
-        # a compiler merges equal computations itself, and cannot compile side effects
+        # torch.compile merges equal computations itself, and cannot compile the write to the cache
         if torch.compiler.is_compiling():
             return compute()
         if key not in self._derived:
@@ -173,7 +173,7 @@ class Batch:
 
     `target_input` is bos and the target without eos. `target_output` [T] is the target with eos, where padding and
     language tokens that the loss does not count are `IGNORE_INDEX`. `target_tokens` is the number of all other tokens
-    of `target_output`. The loss of an update is divided by the sum of these numbers.
+    of `target_output`. The loss of an update is divided by the sum of `target_tokens` of its micro-batches.
     """
 
     source: Packed

@@ -10,7 +10,7 @@ LONGEST_STEP = 120.0  # longest wait in seconds if the server does not ask for a
 
 
 def may_pass(status: int) -> bool:
-    """Returns whether the same request may succeed later."""
+    """Returns whether a request that failed with this HTTP status may succeed later."""
     return status in MAY_PASS or status >= 500
 
 

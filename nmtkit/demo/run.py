@@ -133,7 +133,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
 
 
 def finished(folder: Path) -> dict[str, float] | None:
-    """Returns the recorded seconds of a finished demo, or None if a file of the demo is missing."""
+    """Returns the recorded seconds of a finished demo, or None if a file of the demo is missing or incomplete."""
     try:
         seconds = json.loads((folder / RECORD).read_text())
         lengths = {len(lines_of(folder / name)) for name in ("test.de", "data/test.en", "data/test.de")}
@@ -246,7 +246,7 @@ def show_scores(folder: Path, out: Console) -> None:
 
 
 def show_translations(folder: Path, out: Console) -> None:
-    """Shows the first translations that fit the screen. At most a third of them differ from their reference."""
+    """Shows up to SHOWN translations that fit the screen. At most a third of SHOWN differ from their reference."""
     sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
     translations = lines_of(folder / "test.de")
     width = min(out.width, 120) - 14

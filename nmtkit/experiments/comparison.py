@@ -39,7 +39,7 @@ class ValidationScore:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedSetting:
-    """A setting with which a run was resumed after `update`, and its value before."""
+    """A setting that changed when a run was resumed after `update`, with its values before and after this change."""
 
     update: int
     name: str
@@ -118,7 +118,7 @@ def summarize(folder: Path) -> RunSummary:
 
 
 def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSetting, ...]:
-    """Returns the settings that changed between the updates of a run. `starts` are its records of starts and resumes.
+    """Returns the settings that changed when a run was resumed. `starts` are the log records of starts and resumes.
 
     If a run was resumed from an older checkpoint, the settings of the lost updates do not count. Settings that an older
     version of nmtkit did not have are left out.
@@ -134,7 +134,7 @@ def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSett
 def _lasting(starts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the log records of starts and resumes whose updates are part of the final model.
 
-    A resume from an older checkpoint discards the updates after this checkpoint, with the resumes among them.
+    A resume from an older checkpoint discards the later updates, and the resumes during these updates.
     """
     parts: list[Mapping[str, Any]] = []
     for record in starts:
@@ -198,7 +198,7 @@ def _on_cpu(facts: Mapping[str, Any]) -> bool:
 
 
 def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> float | None:
-    """Returns the CPU time of all processes of a run, or the duration multiplied by the number of GPUs.
+    """Returns the CPU seconds of all processes of a run, or its duration in seconds multiplied by the number of GPUs.
 
     The result for a log without CPU times is duration x processes x --threads, or None without --threads.
     """
@@ -230,9 +230,9 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Groups runs with the same dataset, plug-in code, inputs, settings and changes of settings after the same updates.
+    """Groups runs with the same dataset, plug-in code, input files, settings, and changes of settings at resumes.
 
-    The seed and the settings in `OWN` may differ.
+    The seed and the settings in `OWN` may differ within a group.
     """
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
@@ -249,9 +249,9 @@ def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
 
 
 def one_for_each_seed(group: Sequence[RunSummary], left_out: dict[str, str]) -> list[RunSummary]:
-    """Returns the first finished run of each seed, or else the first run. `left_out` gets the reasons for the others.
+    """Returns one run for each seed: the first finished run, or else the first run.
 
-    `group` is one of `groups_over_seeds`.
+    `group` comes from `groups_over_seeds`. The names of the other runs are added to `left_out`, with the reasons.
     """
     by_seed: dict[object, RunSummary] = {}
     for run in sorted(group, key=lambda run: run.state != "finished"):

@@ -105,8 +105,8 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
 
     Earlier settings of resumed runs are below the table. If the table is too wide, four steps make the table
     narrower until it fits. First, the columns nll and ppl are removed. Second, the settings move below the table, or
-    are removed if the names of the runs contain them. Third, the reasons of failures move below the table. Fourth,
-    speeds and then times are removed if folded names are not enough.
+    are removed if the names of the runs contain them. Third, the reasons of failures move below the table. Fourth, the
+    names of the runs are folded to several lines, and if this is not enough, speeds and then times are removed.
     """
     from rich.console import Console
     from rich.table import Table

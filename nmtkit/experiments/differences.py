@@ -30,7 +30,7 @@ class SweepRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RowComparison:
-    """Rows of a sweep, with the base first. `left_out` maps runs that are not compared to the reason."""
+    """Rows of a sweep, with the base first. `left_out` has the reason for each run that is not compared, by name."""
 
     rows: Sequence[SweepRow]
     left_out: Mapping[str, str]
@@ -75,8 +75,8 @@ def compare_rows(
 ) -> RowComparison:
     """Compares rows of runs with the row `base` (None: the first row). Only finished runs with translations count.
 
-    Beside runs that a sweep has translated, runs that a sweep has not translated do not count. They may have been
-    finished a moment ago by a second process of the sweep.
+    If a sweep has translated some of the runs, the other runs do not count: a second process of the sweep may have
+    finished these runs a moment ago, and translates them next.
 
     Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or used
     different settings.
@@ -122,9 +122,9 @@ def compare_rows(
 def named_rows(runs: Sequence[RunSummary], left_out: dict[str, str]) -> dict[str, list[RunSummary]]:
     """Returns the runs of each row by the name of the row: the name of the folder without the seed.
 
-    If two rows have the same name, the names are paths. If two paths are equal too, because the settings have changed
-    between two seeds, each of these rows has the name of its first run. A second run with the same settings and seed
-    is left out.
+    If two rows have the same name, the names of all rows are paths. If two paths are equal too, because the settings
+    changed between two seeds, each row with such a name gets the name of its first run instead. A second run with the
+    same settings and seed is left out.
     """
     rows: list[tuple[str, list[RunSummary]]] = []
     for group in groups_over_seeds(runs):

@@ -85,7 +85,7 @@ def _difference(compared: RowComparison, row: SweepRow, metric: int) -> list[str
 
 
 def notes(compared: RowComparison) -> list[str]:
-    """Returns the sentences below a table: the sources of the figures, and the limits of the comparison."""
+    """Returns the sentences below a table: how the scores were computed, and the limits of the comparison."""
     rows, base = compared.rows, compared.rows[0]
     lines = [f"{score.name}: {score.signature}" for score in base.scores]
     lines.append(f"Translations of {compared.sentences:,} sentences: {compared.made_by}.")

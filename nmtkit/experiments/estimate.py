@@ -86,7 +86,7 @@ def _linear_flops(x: Sequence[int], weight: Sequence[int], *_: object, out_shape
     return 2 * math.prod(x) * weight[0]
 
 
-FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products that torch does not count
+FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products that FlopCounterMode does not count
 
 
 def cost_of_token(
@@ -197,7 +197,7 @@ def estimate(
     saved_bytes = passes * activation_bytes
     if candidates := getattr(factory, "searched_candidates", Criterion.searched_candidates)(criterion.config):
         encoder_flops, encoder_bytes = cost_of_token(model, sentence_tokens, plan.precision, encoder_only=True)
-        # the search runs the encoder once, and the decoder once for each candidate, without a backward pass
+        # search: encoder once, decoder once for each candidate; training: 3 passes of the decoder for each candidate
         flops_of_token += encoder_flops + candidates * (1 + 3) * (flops - encoder_flops)
         saved_bytes += candidates * (activation_bytes - encoder_bytes)
     teacher_bytes = 4 * sum(sum(parameters_by_part(teacher).values()) for teacher in teachers)

@@ -69,8 +69,8 @@ class Description:
 def inspect(path: Path, verify: bool = False) -> Description:
     """Describes a checkpoint or a dataset, and recomputes its checksums if `verify` is true.
 
-    The folder of a run stands for its best checkpoint, and its description begins with the state of the run. Raises
-    OSError. Raises ValueError for damaged or unknown files.
+    If `path` is the folder of a run, describes the best checkpoint and begins with the state of the run. Raises
+    OSError, or ValueError for damaged or unknown files.
     """
     folder, path = path, checkpoint_of(path)
     if not path.exists():
@@ -184,7 +184,7 @@ def default_settings(contents: checkpoint_file.Checkpoint) -> dict[str, Section]
 
 
 def engine_on_cpu(contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, path: Path) -> str:
-    """Returns the engine that `--engine auto` chooses for a model in fp32, and the reason if PyTorch replaces it."""
+    """Returns the engine that `--engine auto` chooses for a model in fp32. If PyTorch is chosen, adds the reason."""
     entry = ARCHITECTURES[contents["architecture"]]
     try:
         with NoInitialisation():
@@ -274,8 +274,8 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
 def config_of(path: Path) -> str:
     """Returns the text of a config file that repeats the run of a checkpoint, which may be an averaged checkpoint.
 
-    The config has no save_dir, because the folder already contains the original run, and does not reset the state of a
-    resumed run. Raises OSError, or ValueError for a checkpoint without facts about its run.
+    The config has no save_dir, because this folder already contains the original run. The settings that reset the state
+    of a resumed run are off. Raises OSError, or ValueError for a checkpoint without facts about its run.
     """
     path = checkpoint_of(path)
     facts = {} if path.is_dir() else checkpoint_file.read(path, mmap=True).get("run", {})
@@ -296,7 +296,7 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
     """Returns the closing lines of a finished run (the report and the reason), and the next commands."""
     folder, data = end.save_dir, job.data
     assert data is not None
-    # older checkpoints at intervals are the best, which --keep-best keeps
+    # more than --keep-last checkpoints can be left, because --keep-best keeps older checkpoints
     count = min(len(averaging.scheduled(folder)), job.run.keep_last or AVERAGED)
     model = folder / ("averaged.pt" if count > 1 else "last.pt")
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]

@@ -33,7 +33,7 @@ class TrialMonitor:
         self.pruned = False
 
     def report(self) -> bool:
-        """Reports new scores to the study. Returns whether there are any."""
+        """Reports new scores to the study. Returns whether there are new scores."""
         new = self.read_scores()[len(self.scores) :]
         for update, score in new:
             self.trial.report(score, update)
@@ -97,7 +97,7 @@ class OptunaStudy:
             log.info("run %d of %d, %s", self._begun(study), self.sweep.draws, run.name)
             monitor = TrialMonitor(trial, functools.partial(self._scores, run))
             reason = train(run, monitor.should_continue)
-            monitor.report()  # a run that has trained to its end is not pruned
+            monitor.report()  # the last scores; a run that has trained to its end is not pruned
             if reason or not monitor.scores:
                 failed[run.name] = reason or "no validation was made"
                 study.tell(trial, state=self.optuna.trial.TrialState.FAIL)

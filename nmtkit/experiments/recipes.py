@@ -15,6 +15,6 @@ RECIPES = (
 
 
 def train_command(dataset: Path, pairs: int) -> str:
-    """Returns the command that trains on `dataset`, with settings for its number of training pairs, which may be 0."""
+    """Returns the command that trains on `dataset`, with settings for its number of training `pairs` (0: unknown)."""
     settings = next((recipe.split() for limit, recipe in RECIPES if 0 < pairs < limit), [])
     return shlex.join(["nmtkit", "train", str(dataset), *settings, "--save-dir", "checkpoints"])

@@ -105,7 +105,7 @@ def _texts(
     """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references."""
     texts = read_texts(data=data, subset=subset)
     if texts.directions:
-        raise ValueError(f"{data} has many directions, and scores of runs are compared for one direction")
+        raise ValueError(f"{data} has many directions, but scores of runs can be compared for one direction only")
     references = texts.references[0][:sentences]
     lines = read_lines(path)
     if len(lines) != len(references):
@@ -126,6 +126,6 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 
 def _trained(run: RunSummary) -> list[int]:
-    """Returns the last update in the log, and the time of its record. A run that is trained further changes both."""
+    """Returns the last update in the log, and the time of its record. Further training changes both."""
     last: dict[str, Any] = next((record for record in reversed(run.records) if record["kind"] == "train"), {})
     return [last.get("update", 0), last.get("time", 0)]

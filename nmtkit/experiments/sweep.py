@@ -47,7 +47,7 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: random.Random) -> float:
-        """Returns a random number in the range: an integer, or a number of three digits, for short run names."""
+        """Returns a random number in the range: an integer, or a number of three digits, to keep run names short."""
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
@@ -110,12 +110,15 @@ class Sweep:
             if run.name in runs:
                 equal = runs[run.name].settings == run.settings
                 reason = "a value is listed twice" if equal else "name them in [sweep.runs]"
-                raise ValueError(f"{self.file}: two runs are the same, {run.name}; {reason}")
+                raise ValueError(f"{self.file}: two runs have the same name, {run.name}; {reason}")
             runs[run.name] = run
         return list(runs.values())
 
     def run(self, varied: VariedSettings, title: str = "") -> SweepRun:
-        """Returns the run with the varied settings. Its name consists of `title` and these settings."""
+        """Returns the run with the varied settings. Its name consists of `title` and these settings.
+
+        With `flop`, also sets the number of updates. Raises OSError, or ValueError if the cost cannot be estimated.
+        """
         texts = ([title] if title else []) + [f"{name}={_in_name(value)}" for name, value in varied.items()]
         name = re.sub(r"[^\w.=,+-]", "_", ",".join(texts))
         if len(name) > LONGEST_NAME:
@@ -127,7 +130,7 @@ class Sweep:
         return replace(run, settings=run.settings | {"max_update": updates})
 
     def cost(self, run: SweepRun) -> Estimate:
-        """Returns the cost of a run. All seeds of a run have one estimate. Raises OSError or ValueError."""
+        """Returns the cost of a run. All runs of a row have the same estimate. Raises OSError or ValueError."""
         key = repr({name: value for name, value in run.settings.items() if name != "seed"})
         if key not in self.costs:
             job = self.job(run)
@@ -363,7 +366,7 @@ def _generated(table: Any) -> VariedSettings:
     flags = {"gen_subset": "valid"} | {name.replace("-", "_"): value for name, value in table.items()}
     for name in NOT_GENERATED:
         if name in flags:
-            raise ValueError(f"[sweep.generate]: leave out {name}; each run has only translations, in its own folder")
+            raise ValueError(f"[sweep.generate]: leave out {name}; translations are written to the folder of each run")
     return flags
 
 

@@ -84,7 +84,7 @@ class Runner:
                         self.ended_early = True
             reader.join()
         finally:
-            if self.process and self.process.poll() is None:  # `watch` has failed
+            if self.process and self.process.poll() is None:  # `watch` has raised an error
                 self.process.terminate()
             self.process = None
             for number, handler in handlers.items():
@@ -132,7 +132,7 @@ class SweepTrainer:
         """
         if not set(self.flags) - {"--quiet"} and (changed := changes_after_end(self.sweep, run)):
             return (
-                f"the run is finished, but with other settings than those of {self.sweep.file}:\n{table(changed)}\n"
+                f"the run is finished, but its settings differ from {self.sweep.file}:\n{table(changed)}\n"
                 f"to train it again, delete {self.sweep.folder / run.name}, or give another save_dir in [sweep]"
             )
         reason = self._run(self.sweep.command(run, self.flags), watch)

@@ -28,7 +28,7 @@ def formatted(
     """Returns a table in a format of `--format`. Markdown and the aligned text table also have the `notes`.
 
     `header` and `lines` are texts for readers. For programs, `plain` is the JSON value, and `unrounded` returns the
-    headings and the rows of TSV and CSV. `text` replaces the aligned text table and its notes.
+    headings and the rows of TSV and CSV. `text` returns a text that replaces the aligned table and its notes.
     """
     if format == "json":
         return json.dumps(plain, ensure_ascii=False, indent=1) + "\n"

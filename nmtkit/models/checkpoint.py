@@ -30,7 +30,7 @@ def load(path: Path, mmap: bool = False) -> Checkpoint:
 
     Adapters are merged with their base, and weights in 8 bits become fp32. The base is the file that training used, or
     else a file with the same name in the folder of the checkpoint. Raises OSError or ValueError like
-    `checkpoint_file.read`, and also if the base is missing or both files are different models.
+    `checkpoint_file.read`, and also if there is no such file or if none of the files is the base.
     """
     contents = read(path, mmap)
     if mmap and ("scales" in contents or "adapters" in contents):
@@ -87,7 +87,7 @@ def dequantized(contents: Checkpoint, path: Path) -> Checkpoint:
 def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     facts = contents["adapters"]
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != ADAPTERS:
-        raise ValueError(f"{path}: its facts about adapters do not have the format of nmtkit")
+        raise ValueError(f"{path}: its entry 'adapters' does not have the format of nmtkit")
     base = checkpoint_of(Path(facts["base"]))  # may be a model of the Hub
     candidates = [file for file in (base, path.parent / base.name) if file.is_file()]
     if not candidates:
@@ -100,9 +100,8 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
             break
     else:
         raise ValueError(
-            f"{' and '.join(map(str, candidates))}: not the base of the adapters in {path}; put the file that "
-            f"--finetune-from named into a new folder as {base.name}, and a copy of {path.name}, under another name, "
-            "beside it"
+            f"{' and '.join(map(str, candidates))}: not the base of the adapters in {path}; copy two files into a "
+            f"new folder: the file that --finetune-from named, as {base.name}, and {path.name}, with any other name"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

@@ -21,7 +21,7 @@ from nmtkit.jobs.folder_lock import lock
 IMPORTER = 1  # increased by every change of an importer that changes the imported checkpoint
 VERSION = f"{FORMAT}.{IMPORTER}"
 REVISIONS, CHECKPOINT = "revisions.json", "model.pt"
-LEFT_SECONDS = 86400.0  # age at which an unfinished folder counts as left by a process that was killed
+LEFT_SECONDS = 86400.0  # age in seconds from which an unfinished folder is treated as left over from a killed process
 
 log = logging.getLogger("nmtkit")
 
@@ -34,7 +34,7 @@ class CacheEntry:
     path: Path
     size: int  # bytes
     used: float  # time of the last use, or of the last change
-    revisions: tuple[str, ...] = ()  # branches and tags that were this commit when they were last looked up
+    revisions: tuple[str, ...] = ()  # branches and tags that pointed to this commit when they were last looked up
     stale: bool = False  # made by another version of nmtkit, or never finished
 
     @property
@@ -82,12 +82,12 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # the folder is not empty
             folder.rmdir()
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file or folder is the one at `path`."""
+    """Returns whether the open file or folder `descriptor` is still at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
@@ -95,7 +95,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def revisions_of(folder: Path) -> dict[str, str]:
-    """Returns the commits of the branches and tags of a repository that were looked up, by name."""
+    """Maps the branches and tags of a repository to their commits, as far as they were looked up."""
     try:
         noted = json.loads((folder / REVISIONS).read_bytes())
     except (OSError, ValueError):

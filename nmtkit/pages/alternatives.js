@@ -6,7 +6,7 @@ import { differences } from "./text.js";
 
 /**
  * Opens and closes the panel `menu`. `known` returns the translation of a sentence, `shown` the translation on the page,
- * `search` requests other translations, and `take` replaces the translation on the page.
+ * `search` requests other translations, `take` replaces the translation on the page, and `failed` shows an error.
  */
 export function sentencePanel({ menu, known, shown, search, take, failed }) {
   let opened = null;
@@ -73,12 +73,12 @@ export function sentencePanel({ menu, known, shown, search, take, failed }) {
     });
     const title = found.length > 1 ? t("Other translations") : t("There is no other translation of this sentence");
     list.replaceChildren(element("p", "", title), ...rows);
-    if (menu.contains(document.activeElement)) return;  // the user edits already
+    if (menu.contains(document.activeElement)) return;  // the user is already editing
     (rows.find(row => row.getAttribute("aria-pressed") === "true") ?? rows[0]).focus({ preventScroll: true });
     if (getComputedStyle(menu).position === "fixed") showAbove(item, menu.getBoundingClientRect().top);
   }
 
-  /** Scrolls so far that a sentence ends above a row of the window. */
+  /** Scrolls until the sentence ends above `row`, a distance from the top of the window in pixels. */
   function showAbove(item, row) {
     const below = item.output.lastChild.getBoundingClientRect().bottom + 16 - row;
     if (below > 0) scrollBy({ top: below });

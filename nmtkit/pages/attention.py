@@ -19,9 +19,9 @@ TITLES = {
     "encoder": ("Encoder self-attention", "The source tokens that each source token attends to."),
     "decoder": (
         "Decoder self-attention",
-        "The earlier target tokens that the decoder attends to as it writes a token.",
+        "The earlier target tokens that the decoder attends to when it writes a token.",
     ),
-    "cross": ("Cross-attention", "The source tokens that the decoder attends to as it writes a token."),
+    "cross": ("Cross-attention", "The source tokens that the decoder attends to when it writes a token."),
 }
 
 

@@ -4,10 +4,10 @@ import { t } from "./messages.js";
 import { portions } from "./text.js";
 
 const LONGEST_PAUSE = 30;  // seconds
-const LONGEST_WAIT = 60;  // seconds until a quota of a minute begins again; a server that asks for more is not asked again
+const LONGEST_WAIT = 60;  // seconds; the quota of a minute begins again in this time. No retry if Retry-After is longer
 const AT_A_TIME = 2;  // requests at the same time
 const KEPT = 5000;  // translations in memory
-const FAILURES = 8;  // after so many failed sentences in a row, the others are not requested
+const FAILURES = 8;  // after so many failed sentences in a row, the other sentences are not requested
 
 /** An error that waiting cannot solve. `kind` is "key" (the API key is missing or wrong) or "refused"; `message` is for people. */
 export class Refusal extends Error {
@@ -27,7 +27,7 @@ export function explained(status, message = "") {
   return reason[0].toUpperCase() + reason.slice(1).replace(/[.\s]*$/, ".");
 }
 
-/** Returns the seconds to wait after `attempt` attempts: the server's request, else twice as long each time. */
+/** Returns the seconds to wait after `attempt` attempts: a multiple of `retryAfter`, else twice as long each time. */
 export function pause(attempt, retryAfter, random = Math.random()) {
   const asked = Number.parseFloat(retryAfter);
   const seconds = asked >= 0 ? asked * Math.max(1, attempt) : 2 ** (attempt - 1);
@@ -42,10 +42,9 @@ function sleep(seconds, signal) {
 }
 
 /**
- * Returns the JSON of an answer. Repeats the request while the server is busy or gone, but not if the quota of a day or
- * of a month is used up, and calls `waiting` with the kind
- * ("busy" or "gone") and the seconds until the next attempt, or with null after success. Throws a Refusal, or an
- * AbortError if `signal` is aborted.
+ * Returns the JSON of an answer. Repeats the request while the server is busy or gone, unless the quota of a day or of
+ * a month is used up. Before each repetition, calls `waiting` with the kind ("busy" or "gone") and the seconds to the
+ * next attempt; after success, calls `waiting` with null. Throws a Refusal, or an AbortError if `signal` is aborted.
  */
 export async function ask(path, { body, signal, waiting = () => {}, again = sleep } = {}) {
   for (let attempt = 1; ; attempt++) {

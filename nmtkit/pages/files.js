@@ -30,8 +30,8 @@ export async function copyText(text) {
 const translatedName = (name, language) => name.replace(/(\.[^.]*)?$/, ending => `.${language}${ending}`);
 
 /**
- * Opens a file: calls `show` with the text of a short file, and has other files translated. `now` returns the settings of
- * the server and the chosen languages, `post` sends a request, and `failed` handles a missing API key.
+ * Opens a file: calls `show` with the text of a short file, and sends other files to the server. `now` returns the
+ * settings of the server and the chosen languages, `post` sends a request, and `failed` handles a missing API key.
  */
 export async function openFile(file, { now, show, post, failed }) {
   const { settings, from, to } = now();
@@ -55,7 +55,7 @@ export async function openFile(file, { now, show, post, failed }) {
     const form = new FormData();
     for (const [field, value] of [["file", file], ["source", from], ["target", to]]) form.set(field, value);
     const { translatedFileUrl, warnings = [] } = await post("translate_file", form, { signal: abort.signal });
-    const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // relative to this page, whatever the address of the proxy is
+    const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // relative to this page, because a proxy may have a different address
     const answer = await fetch(path, { signal: abort.signal });
     if (!answer.ok) throw new Error(t("The translation has expired."));
     const contents = await answer.blob();

@@ -25,8 +25,8 @@ export let language = "en";
 export const t = (text, values = {}) => (texts[text] ?? text).replace(/\{(\w+)\}/g, (_, name) => values[name]);
 
 /**
- * Returns the name of a language in the language of the page, without a script that is usual for the language. `name` is
- * the English name. It is also the result if the browser does not know the BCP 47 tag of the language.
+ * Returns the name of a language in the language of the page. The name has the script only if the language usually has
+ * a different script. If the browser does not know `tag`, a BCP 47 tag, returns `name`, the English name.
  */
 export function languageName(tag, name) {
   if (language === "en" || !tag) return name;
@@ -40,7 +40,7 @@ export function languageName(tag, name) {
 
 export const formatted = number => number.toLocaleString(language);
 
-/** Returns the first language that the page has, of tags such as de-AT in order of preference. English is the default. */
+/** Returns the first of the preferred languages `tags`, such as de-AT, for which the page has texts, else English. */
 export const chosen = tags => tags.map(tag => tag.toLowerCase().split("-")[0]).find(code => code === "en" || LANGUAGES.includes(code)) ?? "en";
 
 /** Shows the page in the language of the browser. If the texts cannot be loaded, the page stays in English. */

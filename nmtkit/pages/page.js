@@ -33,7 +33,7 @@ export function announce(text) {
   announcing = setTimeout(() => { $("status").textContent = text; }, 150);
 }
 
-/** Shows a notice with buttons, or removes the notice if the text is empty. `about` is its name for `forget`. */
+/** Shows a notice with buttons, or removes the notice if the text is empty. `about` is the name of the notice. */
 export function notice(about, text = "", bad = false, ...actions) {
   const box = $("notice");
   if (text && text === box.dataset.text) return;
@@ -43,7 +43,7 @@ export function notice(about, text = "", bad = false, ...actions) {
   box.replaceChildren(...(text ? [element("p", "", text), ...actions] : []));
 }
 
-/** Keeps a value for this tab, also when the page is loaded again, or forgets the value if it is null. */
+/** Keeps a value for this tab, even if the page is loaded again. If `value` is null, forgets the kept value. */
 export function keep(value) {
   try {
     if (value === null) sessionStorage.removeItem("translator");
@@ -56,7 +56,7 @@ export function kept() {
   try { return JSON.parse(sessionStorage.getItem("translator")); } catch { return null; }
 }
 
-/** Removes the notice if it has this name. */
+/** Removes the notice if its name is `about`. */
 export function forget(about) {
   if ($("notice").dataset.about === about) notice("");
 }

@@ -56,7 +56,7 @@ export function changed(old, now, same = (a, b) => a.text === b.text && a.before
   return { start, oldEnd: old.length - end, newEnd: now.length - end };
 }
 
-/** Returns the texts divided into requests. Each text of `alone` has a request of its own. */
+/** Divides texts into requests of up to `most` texts and `characters` characters. Texts of `alone` are sent alone. */
 export function portions(texts, { most = 16, characters = 1500, alone = new Set() } = {}) {
   const found = [];
   let size = Infinity;
@@ -73,7 +73,7 @@ export function portions(texts, { most = 16, characters = 1500, alone = new Set(
   return found;
 }
 
-/** Returns, for each code point of the text's NFC form, its start in the text in UTF-16 units, and the length at the end. */
+/** Returns the index in `text` (UTF-16 units) of each code point of its NFC form, and finally the length of `text`. */
 export function places(text) {
   const found = [];
   let at = 0;
@@ -86,7 +86,7 @@ export function places(text) {
 
 /**
  * Returns the linked words of both texts in order: {start, end, to} in UTF-16 units, where `to` holds indices of words of
- * the other text. `links` come from the server: [start, end, start, end] in code points.
+ * the other text. `links` come from the server: [source start, source end, target start, target end] in code points.
  */
 export function linkedWords(source, target, links) {
   const sides = [{ places: places(source), words: new Map() }, { places: places(target), words: new Map() }];

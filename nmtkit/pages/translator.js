@@ -10,12 +10,12 @@ import { followWords } from "./words.js";
 
 const TYPING_PAUSE = 300;  // milliseconds without a key until the text is translated
 const ALTERNATIVES = 4;
-const LONG = 600;  // longer texts have smaller letters
-const MANY = 5;  // more failed sentences are not underlined
+const LONG = 600;  // characters; longer texts have smaller letters
+const MANY = 5;  // if more sentences fail, they are not underlined
 const IS_TOUCH = matchMedia("(hover: none)").matches;
 const AUTO = "auto";  // code of a language that the server detects
 const DETECTED = 1000;  // characters at the beginning of a text whose language is detected
-const SURE = 80;  // confidence in percent from which the page says that a text is in another language
+const SURE = 80;  // minimum confidence in percent to say that a text is in a different language
 
 await useLanguage();
 
@@ -96,7 +96,7 @@ function fill(select, codes, chosen, first = []) {
   select.disabled = select.options.length < 2;
 }
 
-/** Returns why the languages cannot be swapped, or an empty text. */
+/** Returns the reason if the languages cannot be swapped, else an empty text. */
 const whyNotSwap = () => targetsOf(state.to).includes(state.from) ? "" : t("This server does not translate {from} to {to}.", { from: nameOf(state.to), to: nameOf(state.from) });
 
 /** Shows the detected language in the list of languages. */
@@ -173,7 +173,7 @@ async function detect() {
 
 const chooseDetected = from => choose(from, state.detected === state.to ? state.from : state.to);
 
-/** Says that the text is in another language than the chosen one, and offers to translate from it. */
+/** Offers to translate from the detected language if this language differs from the chosen language. */
 function offerDetected() {
   const code = state.detected, language = nameOf(code);
   if (!code || code === state.from || state.confidence < SURE) return forget("language");
@@ -212,7 +212,7 @@ function read() {
   buttons();
 }
 
-/** Returns the item of a new sentence. Until it is translated, it shows the translation of its predecessor. */
+/** Returns the item of a new sentence. Until its translation arrives, it shows the translation of `predecessor`. */
 function drawn(sentence, predecessor) {
   const item = { ...sentence, shown: undefined, predecessor: predecessor?.visible ?? "", words: null, visible: "" };
   for (const side of ["mirror", "output"]) {
@@ -230,7 +230,7 @@ function draw(items) {
   output.replaceChildren(document.createTextNode(""));
 }
 
-/** Shows the translation of a sentence, or until it arrives the old translation or a grey bar. */
+/** Shows the translation of a sentence. Until the translation arrives, shows the old translation or a grey bar. */
 function show(item) {
   const known = state.chosen.get(item.text) ?? state.translations?.known.get(item.text);
   const refused = state.translations?.refused.get(item.text)?.kind === "refused";
@@ -272,7 +272,7 @@ function render() {
 }
 
 const isKnown = item => Boolean(state.translations?.known.has(item.text));
-const isPending = item => !isKnown(item) && !state.translations?.refused.has(item.text);  // before the request is sent, too
+const isPending = item => !isKnown(item) && !state.translations?.refused.has(item.text);  // also before the request
 const everythingFailed = () => state.items.length > 0 && state.items.every(item => state.translations?.refused.has(item.text));
 
 function buttons() {

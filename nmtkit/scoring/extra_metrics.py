@@ -132,10 +132,10 @@ class OffTarget(SentenceMetric):
     """Percentage of lines whose language, as identified by py3langid, is not the target language; lower is better.
 
     `languages` restricts the identifier to these languages and the target language. Without `languages`, the identifier
-    chooses among all languages that it knows, and takes the language of some short lines for a related language. The
-    details of a score show how often such mistakes occur: they contain the percentage for the references. A line
-    without letters counts as correct. The score of a line is 100 if the language is wrong, else 0. The statistics of a
-    sentence also have the mean score of its references.
+    chooses among all languages that it knows, and confuses related languages in some short lines. The details of a
+    score show how often such mistakes occur: they contain the percentage for the references. A line without letters
+    counts as correct. The score of a line is 100 if the language is wrong, else 0. The statistics of a sentence also
+    contain the mean score of its references.
     """
 
     label = "off-target"

@@ -12,7 +12,7 @@ MARKS = "".join(char for char in map(chr, _BLOCKS) if unicodedata.category(char)
 # single characters of scripts without spaces, words with their combining marks, white space, other characters
 TOKEN = re.compile(rf"[{UNSPACED_LETTERS}]|(?:[^\W{UNSPACED_LETTERS}][{MARKS}]*)+|\s+|[^\w\s]")
 BOUNDS = (0, 1, 4, 11, 21, 41)  # smallest number of words of each band
-WORDS_OF_BLEU = 4  # BLEU counts up to 4 words in a row, so the BLEU of shorter lines says little
+WORDS_OF_BLEU = 4  # BLEU compares up to 4 words in a row, so the BLEU of shorter lines is unreliable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class LengthBand:
 
     fewest: int
     most: int | None  # None: no upper bound
-    rows: Sequence[int]  # numbers of the lines, from 0
+    rows: Sequence[int]  # indices of the lines
 
     @property
     def title(self) -> str:

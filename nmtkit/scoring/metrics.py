@@ -162,7 +162,8 @@ def build_metrics(
 ) -> list[Any]:
     """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names in `KNOWN_METRICS`.
 
-    Logs a warning for metrics that compare words if the `references` are written without spaces.
+    Logs a warning for metrics that compare words if the `references` are written without spaces. Raises the errors of
+    `check_names` and `build_metric`, and ValueError if two metrics have the same name in the output.
     """
     check_names(names)
     metrics = [build_metric(name, settings, sentence_level) for name in names]
@@ -176,7 +177,10 @@ def build_metrics(
 
 
 def build_metric(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
-    """Returns the metric object for a name in `KNOWN_METRICS`."""
+    """Returns the metric object for a name in `KNOWN_METRICS`.
+
+    Raises ValueError for an unknown tokenizer or unusable settings, and ImportError for a missing package.
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER

@@ -149,7 +149,7 @@ def lengths_report(bands: BandScores, total: Sequence[Score], by: str, width: in
     margin = max(len(score.name) for score in total)
     shown = right_aligned(table)
     if any(score.name == "BLEU" for score in total) and bands[0][0].fewest < WORDS_OF_BLEU:
-        shown.append(f"BLEU counts up to {WORDS_OF_BLEU} words in a row, so the BLEU of shorter lines says little")
+        shown.append(f"BLEU compares up to {WORDS_OF_BLEU} words in a row, so the BLEU of shorter lines is unreliable")
     shown += ["", *(f"{score.name:<{margin}}  {score.signature}" for score in total)]
     rows = [
         {"fewest": band.fewest, "most": band.most, "lines": len(band.rows), "scores": list(map(plain, scores))}

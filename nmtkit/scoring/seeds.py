@@ -105,7 +105,7 @@ def resampled(
 
 @functools.cache
 def student_t(freedom: int) -> ResampledScores:
-    """Returns equally likely values, ascending, of Student's t distribution with `freedom` degrees of freedom."""
+    """Returns QUANTILES equally likely values of Student's t distribution with `freedom` degrees of freedom, sorted."""
     draws = np.sort(np.random.default_rng(SEED).standard_t(freedom, 1000 * QUANTILES))
     return draws[500::1000]
 
@@ -113,10 +113,10 @@ def student_t(freedom: int) -> ResampledScores:
 def difference(system: ResampledScores, baseline: ResampledScores) -> Difference:
     """Returns the difference of two systems. Row i of an array has the score of seed i, then its scores on resamples.
 
-    Two sources of chance are added, as in the bootstrap over seeds and sentences of Sellam et al. (2022, section 3):
-    the choice of the test sentences, from the resamples, and the choice of the seeds. With few seeds, a bootstrap of
-    the seeds gives intervals that are too narrow, so the difference due to seeds follows Student's t distribution,
-    with one variance for both systems. A system with one seed has the variance of the other system.
+    Two random effects are added, as in the bootstrap over seeds and sentences of Sellam et al. (2022, section 3). The
+    effect of the test sentences comes from the resamples. The effect of the seeds follows Student's t distribution,
+    because a bootstrap of few seeds gives intervals that are too narrow. The variance over seeds is the same for both
+    systems: a system with one seed gets the variance of the other system.
     """
     value = float(system[:, 0].mean() - baseline[:, 0].mean())
     by_sentences = system[:, 1:].mean(0) - baseline[:, 1:].mean(0)

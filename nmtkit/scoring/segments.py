@@ -140,8 +140,8 @@ class SegmentMetric(ABC):
 
         The utility is the mean quality of a candidate, where each of the other candidates in turn is the reference. The
         candidate with the largest utility has the minimum Bayes risk (Eikema and Aziz 2020, "Is MAP Decoding All You
-        Need?"). A text that occurs n times counts n times as a reference. A single candidate has the utility 0. The
-        utility of a metric that reads no reference is the quality.
+        Need?"). A text that occurs n times counts n times as a reference. A single candidate has the utility 0. If the
+        metric reads no reference, the utility of a candidate is its quality.
         """
         counts = Counter(candidates)
         if not self.reads_reference:

@@ -113,6 +113,7 @@ def faults(text: str, references: Sequence[str], source: str | None) -> list[str
 
     A missing name or number is in all references, but not in the text. A word is a name if it contains a digit or has a
     capital after its first letter. A word that begins with a capital is also a name if the source contains this word.
+    An added number is in the text, but neither in the source nor in a reference.
     """
     own, wanted = Counter(_NUMBER.findall(text)), [Counter(_NUMBER.findall(each)) for each in references]
     in_source = Counter(_NUMBER.findall(source or ""))
@@ -178,7 +179,7 @@ def _score_row(
 
 
 def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[list[str]]:
-    """Returns the scores of the first metric for bands of lengths of the first reference. BLEU omits short lines."""
+    """Returns rows of the first metric by length of the first reference. BLEU leaves out bands of short lines."""
     bands = length_bands(texts.references[0])
     if metrics[0] == "bleu":
         bands = [band for band in bands if band.fewest >= WORDS_OF_BLEU]

@@ -41,9 +41,10 @@ def read_lines(path: Path) -> list[str]:
 def read_side(
     path: Path, index: int, languages: tuple[str | None, str | None], columns: ColumnNames | None = None
 ) -> list[str]:
-    """Returns the lines of a file, or one side of a corpus such as a .tmx: side 0 is the source, side 1 the target.
+    """Returns the lines of a text file, or one side of a corpus such as a .tmx.
 
-    `languages` are the codes of the source and the target; a corpus of several languages has more than two sides.
+    `index` is 0 for the source side and 1 for the target side. `languages` are the codes of source and target, which
+    select the two sides of a corpus of several languages.
     """
     if columns is None and not holds_pairs(path):
         return read_lines(path)
@@ -73,10 +74,10 @@ def translations_of(lines: list[str], name: Path) -> list[str]:
 
 
 def read_systems(paths: Sequence[Path], stream: BinaryIO | None) -> dict[str, list[str]]:
-    """Reads the translations of several systems: one file of `paths` for each system, and perhaps `stream`.
+    """Reads the translations of several systems: one file of `paths` for each system, and `stream` unless it is None.
 
-    Maps the path of each file, and the name "standard input" of `stream`, to the lines. Raises ValueError for a path
-    that is given twice and for a corpus of two sides, and the errors of `read_lines` and `translations_of`.
+    Returns the lines by name: the path of a file, or "standard input" for `stream`. Raises ValueError for a path that
+    is given twice and for a corpus of two sides, and the errors of `read_lines` and `translations_of`.
     """
     systems: dict[str, list[str]] = {}
     for path in paths:
@@ -129,7 +130,7 @@ class PublishedSelection:
     subset: str | None = None
 
     def select(self, texts: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """Returns the chosen lines of each text, which has all lines of the sets."""
+        """Returns the chosen lines of each text. A text must have all lines of the sets."""
         selected = select(list(texts.values()), self.names, self.pair, origlang=self.origlang, subset=self.subset)
         return dict(zip(texts, selected, strict=True))
 

@@ -56,7 +56,7 @@ def bleu_tokenizer(language: str | None) -> str:
 def lacks_spaces(lines: Iterable[str], longest_word: int = LONGEST_WORD) -> bool:
     """Returns whether more than half of the characters are in runs of over `longest_word` letters without spaces.
 
-    Only letters of scripts without spaces between words count.
+    Only letters of scripts without spaces between words count. Inspects at most SAMPLE lines.
     """
     sample = list(islice(lines, SAMPLE))
     runs = sum(len(run) for line in sample for run in RUN.findall(line) if len(run) > longest_word)

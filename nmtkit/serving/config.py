@@ -53,7 +53,8 @@ class ServeConfig(Config):
     port: int = option(5000, "port to listen on; 0 chooses a free port", min=0, max=65_535)
     workers: int | None = option(
         None,
-        "number of worker processes on a CPU, each with one thread; default: one per core, or one with --threads",
+        "number of worker processes on a CPU, each with one thread; default: one per core, or a single "
+        "worker with --threads",
         min=1,
         max=1024,
     )
@@ -71,13 +72,13 @@ class ServeConfig(Config):
     timeout: float = option(60.0, "maximum seconds of a request, including its upload", above=0, max=86_400)
     api_keys: Path | None = option(
         None,
-        "file of API keys, one per line, perhaps with quotas such as characters=500000/month; each request must then "
+        "file of API keys, one per line, optionally with quotas such as characters=500000/month; requests must then "
         "contain one of these keys",
         access="read",
     )
     state: Path | None = option(
         None,
-        "folder in which the server keeps the counts of API keys, and glossaries of clients; default: they are lost "
+        "folder in which the server keeps the counts of API keys and the glossaries of clients; default: both are lost "
         "when the server ends",
         metavar="FOLDER",
     )
@@ -171,7 +172,7 @@ class ServeJob:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The answer to a `ServeJob`, after the models are loaded."""
+    """Facts about the loaded models, which the process that loads the models sends in answer to a `ServeJob`."""
 
     pairs: Sequence[tuple[str, str]]
     device: str
@@ -186,10 +187,10 @@ class ModelFacts:
 
     @property
     def longest(self) -> float:
-        """Tokens of the longest line of a small request. The line takes about as long as a full batch of sentences."""
+        """Maximum tokens of a line in a small request. Such a line takes about as long as a full batch of sentences."""
         return max(self.max_tokens, CPU_MAX_TOKENS) / 8
 
     @property
     def small_request(self) -> float:
-        """Tokens of the largest small request."""
+        """Maximum tokens of a small request, in all its lines together."""
         return max(self.max_tokens, CPU_MAX_TOKENS) / 2

@@ -15,7 +15,7 @@ from nmtkit.serving.pool import Pool
 from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.languages import subtags
 
-SAME_LANGUAGE = 90.0  # percent; a text that is in the target language with at least this confidence stays
+SAME_LANGUAGE = 90.0  # percent; a text that is in the target language with at least this confidence is not translated
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class UploadedFile:
     extension: str
     content: Content
     pair: Pair
-    warnings: list[str]  # for the client: of the reader of the file, and after the translation of its writer
+    warnings: list[str]  # for the client; rendering the translated file may add warnings
 
 
 class ContentTranslator:
@@ -110,8 +110,8 @@ class ContentTranslator:
     ) -> tuple[list[Pair], list[DetectedLanguage] | None]:
         """Returns the language pair of each text, and if the source is `auto`, the detected language of each text.
 
-        The languages of a pair are equal if the text is in the target language with at least SAME_LANGUAGE percent. The
-        text counts without its markup, because names and addresses in tags are often English.
+        With `auto`, a text that is in the target language with at least SAME_LANGUAGE percent gets a pair of two equal
+        languages. The detector reads the text without markup, because names and addresses in tags are often English.
 
         Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
         pt_BR. Raises Refusal for languages that are not served.
@@ -126,7 +126,7 @@ class ContentTranslator:
             self.check_pair(("auto", target))
 
         def code_of(language: str) -> str:
-            """Returns the code of the same language in the pairs into `target`: the detector knows no regions."""
+            """Returns the code that the pairs into `target` use for a language. The detector ignores regions."""
             codes = [language] if language in (*sources, target) else [*sources, target]
             return next((code for code in codes if subtags(code)[0] == subtags(language)[0]), language)
 

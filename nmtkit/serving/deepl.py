@@ -95,8 +95,8 @@ class DeepL:
     def served_languages(self, fields: TranslationFields) -> Pair:
         """Returns the served codes of the source and the target language of a request.
 
-        A request without a source language has the source `auto`: the server detects the language. Without a language
-        detector, the source is the only language that the server translates into the target, if there is only one.
+        A request without a source language has the source `auto`: the server detects the language. If no detector is
+        installed, and only one source language is served for the target, this language is the source.
         Raises Refusal for languages that are not served, and for fields that this server does not support.
         """
         if fields.unsupported:
@@ -122,7 +122,7 @@ class DeepL:
     def settings(self, key: ApiKey, fields: TranslationFields, pairs: Sequence[Pair]) -> BatchKey:
         """Returns the settings of a translation without the language pair: formality tag and glossary.
 
-        Raises Refusal if a model does not support a setting. Ignores an unsupported formality with `prefer_`.
+        Raises Refusal if a model does not support a setting, but ignores an unsupported `prefer_more` or `prefer_less`.
         """
         facts, different = self.facts, [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1]]
         preferred = fields.formality.startswith("prefer_")
@@ -207,7 +207,7 @@ class DeepL:
         return JSONResponse(answer)
 
     async def result(self, request: Request, fields: DocumentKeyFields) -> Response:
-        """Answers with the translated document, once."""
+        """Answers with the translated document, and removes it: a document can be downloaded only once."""
         id, document = self.document(request, fields)
         if not document.task.done():
             raise Refusal(503, "the document is not translated yet")
@@ -260,12 +260,12 @@ class DeepL:
 
 
 def base_languages(pair: Pair) -> Languages:
-    """Returns the languages of a pair without script and region, which are the languages of glossaries."""
+    """Returns the languages of a pair without script and region, because glossaries have only such languages."""
     return code_parts(pair[0])[0], code_parts(pair[1])[0]
 
 
 def contents_of(texts: Sequence[str], target: str, fields: TranslateTextFields) -> list[Content]:
-    """Returns the contents of a request. Called in a thread, because a long text takes time."""
+    """Returns the content of each text of a request. Called in a thread, because a long text takes time."""
     tags = TagRules(
         *(
             frozenset(name.lower() for name in names)

@@ -1,4 +1,4 @@
-"""The fields of requests to DeepL's routes. Fields in `UNSUPPORTED` are errors. Other unknown fields are ignored."""
+"""The fields of requests to DeepL's routes. Fields in `UNSUPPORTED` cause errors. Other unknown fields are ignored."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +11,7 @@ MAX_TAG_NAMES = 1000  # maximum number of names in a list of tags
 
 
 def _tag_names(value: Any) -> Any:
-    """Returns a list of names. A form has the names in one text with commas."""
+    """Returns a list of names. In a form, the names are one text, separated by commas."""
     texts = value if isinstance(value, list) else [value]
     if all(isinstance(text, str) for text in texts):
         value = texts = [name.strip() for text in texts for name in text.split(",") if name.strip()]
@@ -35,7 +35,7 @@ class LanguagesFields(RequestFields):
 
 
 class TranslationFields(RequestFields):
-    """Fields of translations of texts and of documents."""
+    """Fields that requests for the translation of texts and of documents have in common."""
 
     source_lang: Code | None = None
     target_lang: Code

@@ -1,4 +1,4 @@
-"""The routes of DeepL's interface for glossaries: /v2 has one language pair in a glossary, and /v3 has several."""
+"""The routes of DeepL's interface for glossaries. A glossary has one language pair in /v2, and several in /v3."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -61,7 +61,7 @@ class DeepLGlossaries:
         for fields in dictionaries:
             languages = languages_of(fields)
             if languages not in served:
-                raise Refusal(400, f"this server has no glossaries from {languages[0]} to {languages[1]}")
+                raise Refusal(400, f"this server does not support glossaries from {languages[0]} to {languages[1]}")
             if languages in result:
                 raise Refusal(400, f"the glossary has two dictionaries from {languages[0]} to {languages[1]}")
             result[languages] = await self.door.threads.run(
@@ -142,7 +142,7 @@ class DeepLGlossaries:
 
 
 def languages_of(fields: DictionaryFields | LanguagePairFields) -> Languages:
-    """Returns the languages of a dictionary, without regions. Raises Refusal 400 if a language is missing."""
+    """Returns the languages of a dictionary, without script and region. Raises Refusal 400 if a language is missing."""
     if fields.source_lang is None or fields.target_lang is None:
         raise Refusal(400, "give source_lang and target_lang")
     return code_parts(fields.source_lang)[0], code_parts(fields.target_lang)[0]

@@ -1,4 +1,4 @@
-"""Checks that all routes of the service share (keys, quotas, limits, fields), and answers to errors."""
+"""The checks of keys, quotas, limits and fields, which all routes of the service share, and the answers to errors."""
 
 import asyncio
 import logging
@@ -75,11 +75,11 @@ class Door:
             return error_response(request, refusal.status, refusal.message, refusal.headers)
 
     def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
-        """Returns a handler that stores the key of a request in `request.state`, and calls `handler` with its fields.
+        """Returns a handler that stores the key in `request.state`, and calls `handler` with the validated fields.
 
         A key in a header or in the query string is checked before the body is read. DeepL's routes accept no key in the
         body.
-        If the client disconnects, all work for the request ends, also the work that waits for a thread.
+        If the client disconnects, all work for the request ends, including work that waits for a thread.
         """
 
         async def handle(request: Request) -> Response:
@@ -107,10 +107,10 @@ class Door:
         return handle
 
     def fields(self, model: type[Fields], sent: dict[str, Any]) -> tuple[Fields, int]:
-        """Returns validated fields, and the characters of their texts.
+        """Returns validated fields, and the number of characters of their texts.
 
         Raises Refusal for invalid fields and for texts that exceed a limit. The limits are checked first, because the
-        validation of a list makes objects of all its elements.
+        validation of a list creates an object for each element.
         """
         texts = model.raw_texts(sent)
         self.check_lines(len(texts))
@@ -121,7 +121,7 @@ class Door:
     def admit(self, request: Request, model: type[RequestFields], sent: Any) -> None:
         """Finds the key of a request and counts the request.
 
-        Raises Refusal if the server needs a key and `sent` is not valid, and QuotaExceeded for too many requests.
+        Raises Refusal if the server needs a key and the key `sent` is invalid, and QuotaExceeded for too many requests.
         """
         key: ApiKey | None = ApiKey()
         if self.keys:
@@ -148,8 +148,8 @@ class Door:
 def refusal_of(error: Exception, *, deepl: bool) -> Refusal:
     """Returns the HTTP answer to a request that raised `error`. Logs an error that is a fault of this program.
 
-    With `deepl`, the request used DeepL's interface. A used-up quota then has status 456 unless the quota is one of a
-    minute, because clients of DeepL repeat a request after status 429.
+    With `deepl`, the request used DeepL's interface. Clients of DeepL repeat a request after status 429. So they get
+    status 429 only if a quota per minute is used up, and status 456 for a quota per day or month.
     """
     if isinstance(error, Refusal):
         return error

@@ -34,7 +34,7 @@ class LineResult(TypedDict):
 
     text: str
     alignment: NotRequired[list[list[Any]]]  # links: start and end in the source, start and end in `text` (code points)
-    decoded_again: NotRequired[bool]  # whether the first translation was a loop
+    decoded_again: NotRequired[bool]  # whether the first translation repeated a text again and again (a loop)
     quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with an element for each line
 
 
@@ -61,7 +61,7 @@ class BatchKey:
         """Upper estimate of the time of a line, divided by the time of the same line without these settings.
 
         Measured for 10 alternatives with a beam of 4: 2 to 3, and 6 with the alignment and quality of each alternative.
-        With a glossary, PyTorch searches again for the terms that a translation lacks.
+        With a glossary, PyTorch repeats the search of a line if its translation lacks a term.
         """
         weight = -(-(1 + self.alternatives) // (2 if self.alignment or self.quality else 4))
         return weight * (1 if self.glossary is None else GLOSSARY_WEIGHT)
@@ -72,7 +72,7 @@ class LineBatch:
     """The task of a worker: the texts of a batch, and their common settings.
 
     The server only estimates the tokens of a text. A text of more than `longest` tokens, and texts that make the batch
-    exceed `max_tokens`, are not translated: instead of translations, the answer has their number of tokens.
+    exceed `max_tokens`, are not translated: the answer has their numbers of tokens instead of translations.
     """
 
     key: BatchKey
@@ -100,7 +100,7 @@ class QueueFull(Exception):  # noqa: N818  # named like queue.Full
 
 
 class TranslationError(Exception):
-    """Raised if a line cannot be translated. The message is for the client, `status` is the status of the answer."""
+    """Raised if a line cannot be translated. The client gets the message, with the HTTP status `status`."""
 
     def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message, status)  # a worker sends the error to the server, which needs both arguments
@@ -125,7 +125,7 @@ class QueuedRequest:
     missing: int = field(init=False)  # lines without a result
     waiting: list[int] = field(init=False)  # indices of waiting lines, in ascending order of cost
     costs: list[int] = field(init=False)  # costs of the waiting lines
-    number: int = 0
+    number: int = 0  # requests are numbered in the order of arrival
     start: int = 0  # time of the queue at arrival
     finish_time: int = 0  # finishing time of the line that was taken last
 
@@ -263,7 +263,8 @@ class FairQueue:
         """Returns at most `max_lines` lines for `models`, of the same key and of similar length.
 
         If all lines are padded to the longest line, they have at most `max_tokens` estimated tokens, unless one line
-        alone has more. A line has at most `longest` tokens. The batch is empty if no such line is waiting.
+        alone has more. A line has at most `longest` tokens. The batch is empty if no such line is waiting. A
+        waiting half of a failed batch comes first, as a separate batch.
         """
         for _ in range(len(self.retries)):
             batch = [line for line in self.retries.popleft() if not line.request.done.done()]

@@ -91,7 +91,7 @@ class FileWatcher:
     async def load_list(self) -> bool:
         """Reads the list of models. If the list is wrong, keeps the old models and returns False.
 
-        A thread reads the list, because new models of the Hugging Face Hub are downloaded meanwhile.
+        A thread reads the list, because reading the list may download models from the Hugging Face Hub.
         """
         self.list_changes.accept()
         try:

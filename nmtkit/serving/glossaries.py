@@ -49,7 +49,7 @@ class StoredGlossary:
 class GlossaryStore:
     """The glossaries of all accounts.
 
-    Without a `folder`, they are in a temporary folder that is made for the first glossary. Raises ValueError for a
+    Without a `folder`, `create` makes a temporary folder for the glossaries. Raises ValueError for a
     damaged file in the folder.
     """
 

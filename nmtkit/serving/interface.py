@@ -56,7 +56,7 @@ TextOrTexts = Annotated[
     Text | Annotated[list[Text], Field(fail_fast=True)], Field(description="a text, or a list of texts")
 ]
 Code = Annotated[Text, Field(max_length=MAX_CODE)]
-Source = Annotated[Code, Field(description="language of the text; `auto` detects it if `nmtkit[detect]` is installed")]
+Source = Annotated[Code, Field(description="source language; `auto` detects it if `nmtkit[detect]` is installed")]
 Target = Annotated[Code, Field(description="language of the translation")]
 
 
@@ -115,7 +115,7 @@ class Translated(TypedDict):
 class TranslatedFile(TypedDict):
     translatedFileUrl: Annotated[str, Field(description="address of the translated file, valid for ten minutes")]
     warnings: NotRequired[
-        Annotated[list[str], Field(description="for example that the file names other languages than the request")]
+        Annotated[list[str], Field(description="for example, that the languages in the file differ from the request")]
     ]
 
 
@@ -152,7 +152,7 @@ STATUSES = {
     500: "a line of the text cannot be translated",
     501: "no language detector is installed",
     503: "no worker is running",
-    504: "the translation took longer than --timeout",
+    504: "the request took longer than --timeout",
 }
 JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _OF_TRANSLATION = (400, 403, 413, 415, 429, 500, 504)

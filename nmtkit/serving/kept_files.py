@@ -4,7 +4,7 @@ import time
 from typing import NamedTuple
 
 FILE_SECONDS = 600  # lifetime of a translated file
-FILES_BYTES = 64 * 2**20  # limit for all translated files together
+FILES_BYTES = 64 * 2**20  # maximum bytes of all translated files together
 
 
 class KeptFile(NamedTuple):

@@ -1,12 +1,13 @@
 """API keys: the keys of a file with their quotas, and the counts of each account.
 
-Each line of the file is a key, perhaps followed by settings:
+Each line of the file is a key, optionally followed by settings:
 
     secret-of-the-website requests=100/minute characters=500000/month
     secret-of-the-office account=office
 
-Keys with the same account share counts and glossaries, so a key can be replaced by another key. Each other key has a
-separate account. Days and months begin at midnight UTC. Saved counts contain the hash of a key, but never the key.
+Keys with the same account share counts and glossaries, so a key can be replaced by another key. A key without the
+setting `account` has its own account. Days and months begin at midnight UTC. Saved counts contain the hash of a key,
+but never the key.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ _ACCOUNT = re.compile(r"account=([\w.-]{1,100})")
 class QuotaExceeded(Exception):  # noqa: N818  # an answer to the client, not an error of this program
     """Raised if a request with `count` units exceeds a quota. `seconds` is the time until the next period.
 
-    A request that `is_too_large` exceeds the quota of a whole period, so that it must not be sent again.
+    If `is_too_large` is true, the request alone exceeds the quota of a whole period, so a repetition never succeeds.
     """
 
     def __init__(self, quota: "Quota", count: int, seconds: int) -> None:
@@ -115,8 +116,8 @@ class Usage:
     def check(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
         """Raises QuotaExceeded if a request would exceed a quota of the key.
 
-        If a request would exceed several quotas, the error has the quota of the longest period, or of the longest
-        period whose whole quota is smaller than the request.
+        If a request would exceed several quotas, the error names the quota of the longest period. Quotas that are
+        smaller than the request alone take precedence.
         """
         more = {"requests": requests, "characters": characters}
         counts = self.counts(key)
@@ -132,7 +133,7 @@ class Usage:
     def take_back(self, counted: Sequence[PeriodCounts], characters: int) -> None:
         """Subtracts the characters of a request that failed from the counts that `count` returned.
 
-        A period that began later has other counts, and loses nothing.
+        A period that has begun since then has new counts, which do not change.
         """
         for counts in counted:
             counts.characters -= characters

@@ -41,7 +41,10 @@ _REGIONS = {"EN": ("EN-GB", "EN-US"), "PT": ("PT-BR", "PT-PT")}
 
 @lru_cache(maxsize=4096)
 def code_parts(code: str) -> tuple[str, str, str]:
-    """Returns language, script and region of a code, in small letters, or empty texts for missing parts."""
+    """Returns language, script and region of a code, in lower case. Missing parts are empty strings.
+
+    The region gives Chinese its script, such as `hant` for `zh-TW`. The language `no` becomes `nb`.
+    """
     language, *rest = subtags(code)
     script = next((part for part in rest if len(part) == 4), "")
     region = next((part for part in rest if len(part) in (2, 3)), "")

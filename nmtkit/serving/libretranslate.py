@@ -35,7 +35,7 @@ class LibreTranslate:
         target = self.translator.served_target(fields.target)
 
         def read() -> tuple[list[Content], bool]:
-            """Returns the contents of a request, and whether a text has placeholders of Weblate.
+            """Returns the content of each text, and whether any text has placeholders of Weblate.
 
             Runs in a thread, because a long text takes time.
             """
@@ -106,7 +106,7 @@ class LibreTranslate:
 
 
 def has_placeholders(texts: Sequence[str]) -> bool:
-    """Returns whether a text has placeholders of Weblate."""
+    """Returns whether any text has placeholders of Weblate."""
     return any(map(WEBLATE_PLACEHOLDER.search, texts))
 
 

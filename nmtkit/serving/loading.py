@@ -37,7 +37,7 @@ logger = logging.getLogger("nmtkit")
 class ServedModel:
     """The model of a language pair, with the settings of the search and of the text.
 
-    `terms` has the terms of the file `text.glossary`. New terms in the file count when the models are loaded again.
+    `terms` has the terms of the file `text.glossary`. Changes of the file take effect when the models are loaded again.
 
     If the pair is translated through a pivot language, `first` translates into the pivot language, and this model
     translates the result.
@@ -60,7 +60,7 @@ class ServedModel:
 
     @property
     def engine(self) -> str:
-        """The engine, with the reason if PyTorch replaces the engine. Two steps with different engines have both."""
+        """The engine, or the engines of two steps if they differ, each with the reason if PyTorch replaces it."""
         steps = [self] if self.first is None else [self.first, self]
         return ", then ".join(dict.fromkeys(step.translator.decoder.choice(step.search) for step in steps))
 
@@ -146,8 +146,8 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
                 if len(paths) == 1:
                     raise
                 raise ValueError(
-                    f"{'-'.join(pair)} has {len(paths)} models, which form an ensemble: {error}. To leave out a model, "
-                    "name its other pairs: --path SOURCE-TARGET=FILE"
+                    f"{'-'.join(pair)} has {len(paths)} models, which form an ensemble: {error}. To leave out a model "
+                    "for this pair, name only its other pairs: --path SOURCE-TARGET=FILE"
                 ) from error
             building.check_translation_models(paths, loaded[paths].originals)
         for path in () if loaded[paths].tokenizer.languages else paths:
@@ -235,7 +235,10 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
 
 
 def text_options(job: ServeJob, pair: Pair) -> TextOptions:
-    """Returns the text options of a pair. Raises ValueError if --split-sentences does not know the source language."""
+    """Returns the text options of a pair.
+
+    Raises ValueError if --split-sentences is given, but the source language is not a language code.
+    """
     if not job.config.split_sentences:
         return job.text
     if not is_code(pair[0]):

@@ -34,7 +34,7 @@ class Metrics:
             "nmtkit_characters", "Characters translated.", ["source", "target"], registry=self.registry
         )
         self.loops = Counter(
-            "nmtkit_loops", "Lines decoded again, because they were loops.", ["source", "target"],
+            "nmtkit_loops", "Lines decoded again, because the first translation was a loop.", ["source", "target"],
             registry=self.registry,
         )  # fmt: skip
         self.registry.register(_PoolCollector(pool))

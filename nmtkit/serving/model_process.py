@@ -18,7 +18,7 @@ from nmtkit.serving.fair_queue import QueuedLines
 
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
-LOW_PRIORITY = 10  # niceness of workers for large requests: beside a small request, they get a tenth of a core
+LOW_PRIORITY = 10  # niceness of workers for large requests: while a small request runs, they get a tenth of a core
 
 logger = logging.getLogger("nmtkit")
 
@@ -35,7 +35,7 @@ class ModelProcess:
 
     @staticmethod
     async def start(job: ServeJob) -> "ModelProcess":
-        """Starts a process and waits for its models. Raises ValueError if a model cannot be loaded."""
+        """Starts a process and waits until it has loaded the models. Raises ValueError if a model cannot be loaded."""
         ours, theirs = socket.socketpair()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "nmtkit.serving.workers", str(theirs.fileno()),
@@ -81,7 +81,7 @@ class ModelProcess:
 
 
 async def next_message(channel: SocketChannel) -> Any:
-    """Waits for a message. Raises EOFError if the other end is closed."""
+    """Waits for a message and returns the message. Raises EOFError if the other end is closed."""
     loop = asyncio.get_running_loop()
     while (message := channel.receive(wait=False)) is None:
         readable = asyncio.Event()

@@ -29,10 +29,10 @@ from nmtkit.serving.fair_queue import (
 from nmtkit.serving.model_process import ModelProcess, PoolWorker
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
-FEW_LINES = 8  # fewer lines are not divided among workers: the fixed cost of a search step equals about 8 lines
+FEW_LINES = 8  # fewer lines are not divided among workers: a search step has a fixed cost, equal to about 8 lines
 IDLE_SECONDS = 60.0  # time without a batch after which a worker for large requests ends
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
-GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
+GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while a worker is busy
 GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
 
 logger = logging.getLogger("nmtkit")
@@ -168,7 +168,7 @@ class Pool:
         return lines, LineBatch(key, texts, worker.parent.facts.longest / key.weight, max_tokens / key.weight)
 
     def _send_rest(self, worker: PoolWorker) -> None:
-        """Sends the rest of the messages to a worker whenever its socket takes more bytes."""
+        """Sends the unsent messages to a worker, as soon as the socket of the worker accepts more bytes."""
         loop = asyncio.get_running_loop()
         worker.channel.flush()
         if worker.channel.outgoing:
@@ -207,7 +207,7 @@ class Pool:
         task.add_done_callback(self.background.discard)
 
     def _read(self, worker: PoolWorker) -> None:
-        """Receives the answers of a worker that have arrived. Replaces the worker if it has ended."""
+        """Receives the answers that have arrived from a worker. Replaces the worker if it has ended."""
         try:
             for batch, answer in self.scheduler.receive(worker):
                 if not worker.is_large:
@@ -292,7 +292,7 @@ class Pool:
     def _take_over(self, old: ModelProcess) -> None:
         """Gives waiting requests of old models to the newest models, if no worker with the old models is left.
 
-        Requests for language pairs that the newest models lack fail.
+        A request fails if the newest models lack its language pair.
         """
         for is_large, queue in self.queues.items():
             if any(worker.parent is old for worker in self._workers_for(is_large)):
@@ -333,7 +333,7 @@ class Pool:
             await asyncio.sleep(RESTART_SECONDS)
 
     async def reload(self, job: ServeJob | None = None) -> bool:
-        """Loads the models of `job`, or of the last job again. Workers with the old models finish their batches.
+        """Loads the models of `job`; None means the last job. Workers with the old models finish their batches.
 
         Returns False if loading fails: the log gives the reason, and the old models stay.
         """

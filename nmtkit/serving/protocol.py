@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 with limits against slow and ambiguous requests, and with JSON errors."""
+"""uvicorn's HTTP/1.1 protocol, which here also rejects slow and ambiguous requests and answers errors in JSON."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
 class BoundedConnection(h11.Connection):
-    """A connection that rejects a body of many tiny chunks, because h11 blocks the event loop 20 µs for each chunk."""
+    """A connection that rejects a body of many tiny chunks, because h11 blocks the event loop for 20 µs per chunk."""
 
     chunks = size = 0  # chunks and bytes of the current body
     status = 400  # status of the answer to an invalid request
@@ -106,8 +106,8 @@ class UnambiguousRequests:
     Content-Length if there is a Transfer-Encoding. A proxy that ignores Transfer-Encoding would treat the rest of the
     body as the next request, perhaps of a different client. The connection of such a request is closed.
 
-    A target with an address, such as `GET http://example.org/health`, is read as RFC 9112, section 3.2.2, demands: the
-    host of the target replaces the header Host.
+    A request target in absolute form, such as `GET http://example.org/health`, is read according to RFC 9112, section
+    3.2.2: the host of the target replaces the header Host.
     """
 
     def __init__(self, app: ASGIApp) -> None:

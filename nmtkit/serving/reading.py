@@ -30,7 +30,7 @@ from nmtkit.text.markup import marked
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests together, apart from short bodies
-LONG_TEXT = 10_000  # length from which the work on a text is done in the thread of long texts
+LONG_TEXT = 10_000  # texts with more characters or bytes are handled by the thread of long texts
 RETRY = {"Retry-After": "2"}  # header of answers with status 429
 MAX_FIELDS = 5000
 DISCONNECTED = "the client has disconnected"  # message of a cancellation
@@ -57,7 +57,7 @@ def query_fields(request: Request) -> dict[str, Any]:
 
 
 def body_fields(headers: Headers, body: bytes) -> dict[str, Any]:
-    """Returns the fields of a body, a JSON object or a form. A repeated field of a form has a list of values.
+    """Returns the fields of a body that is a JSON object or a form. A repeated field of a form has a list of values.
 
     Raises Refusal for an invalid body. Takes time for a long body, so it is called in a thread.
     """
@@ -84,7 +84,7 @@ class BodyMemory:
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that counts bytes of a body, or raises Refusal 429. The bytes are released at the end."""
+        """Yields a function that counts bytes and raises Refusal 429 at the limit. Releases the bytes at the end."""
         size = 0
 
         def hold(count: int) -> None:
@@ -119,9 +119,9 @@ class TextThreads:
 
 
 async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -> bytes:
-    """Returns the body. `hold` counts its bytes.
+    """Returns the body. `hold` counts its bytes, as in `BodyMemory.body`.
 
-    Raises Refusal 415 for an unsupported body, and 413 as soon as the body is too large.
+    Raises Refusal 415 for an unsupported body, 413 as soon as the body is too large, and the errors of `hold`.
     """
     limit = BYTES_PER_CHARACTER * char_limit + OTHER_BYTES
     if _media_type(request.headers) not in MEDIA_TYPES:
@@ -145,7 +145,7 @@ async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -
 async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
     """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect.
 
-    The cancellation has the message DISCONNECTED, so that the work can tell it from a timeout.
+    The cancellation has the message DISCONNECTED, so that the work can distinguish it from a timeout.
     """
 
     async def disconnected() -> None:
@@ -279,7 +279,7 @@ def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
 
 
 def without_markup(content: Content) -> str:
-    """Returns the lines to translate of a text or a document, without tags."""
+    """Returns the translatable text of a plain text or a document, without tags."""
     if isinstance(content, PlainText):
         return content.text
     return "\n".join(marked(segment).text for segment in content.segments)

@@ -65,8 +65,8 @@ def _tag(data: bytes) -> str:
 def documentation(contents: Json, base_url: str) -> str:
     """Returns the HTML of the page that documents the service for its users.
 
-    Each path of `contents`, the OpenAPI document of the service, has a section with the fields of the request, an
-    example of the answer, the errors, and a curl command. `base_url` is the address of the service in the commands.
+    `contents` is the OpenAPI document of the service. The page has a section for each path: the fields of the request,
+    an example of the answer, the errors, and a curl command. `base_url` is the address of the service in the commands.
     """
     routes = [
         {
@@ -87,7 +87,7 @@ def documentation(contents: Json, base_url: str) -> str:
 
 
 def command(url: str, body: Json | None) -> str:
-    """Returns a curl command that sends the example of `body`, a `requestBody` of OpenAPI, or no body for None."""
+    """Returns a curl command that sends the example in `body`, a `requestBody` of OpenAPI. None sends no body."""
     words = [shlex.quote(url)]
     if body is not None:
         media_type, content = next(iter(body["content"].items()))

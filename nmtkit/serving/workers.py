@@ -4,7 +4,7 @@ On a CPU, the process forks the workers. Workers share the weights in memory, an
 The process has one thread, unlike the server, so that it can fork at any time. A worker ends when the server closes its
 channel, or when the server itself ends. On a GPU, and on systems that cannot fork, the process is the only worker.
 
-A worker of a CPU translates batch by batch. Large requests go to workers with a low priority, which the operating
+A worker on a CPU translates batch by batch. Large requests go to workers with a low priority, which the operating
 system interrupts whenever small requests arrive. A very long line does not block a worker: the pipeline splits the line
 into many segments, which are decoded in batches of at most `max_tokens`. After each batch, the worker translates a
 batch of shorter lines that has arrived meanwhile. All segments stay in one process, because markup, word links and
@@ -241,7 +241,7 @@ def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions
 
 
 def needs_own_search(key: BatchKey) -> bool:
-    """Returns whether a batch needs results that the shared search does not compute."""
+    """Returns whether a batch has settings that the search shared by several batches does not support."""
     return dataclasses.replace(key, protect=False) != BatchKey(key.pair)
 
 
@@ -271,7 +271,7 @@ def with_pauses(decoder: BatchDecoder, between_parts: Callable[[], None]) -> Bat
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
     """Returns a decoder that translates one batch after another.
 
-    On a GPU, other batches may be in the slots of the search at the same time.
+    On a GPU, the decoder does not use the slots of the search, because other batches may be in these slots.
     """
     return lambda batches: ((number, translator.decode(batch, options)) for number, batch in enumerate(batches))
 
@@ -280,7 +280,10 @@ def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
 
 
 def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
-    """Translates batches as they arrive. Each model has a thread. All language pairs of a model share search slots."""
+    """Translates batches as they arrive. Each model has a thread.
+
+    All language pairs of a model share the slots of its search. A slot translates one segment at a time.
+    """
     sending = threading.Lock()
 
     def answer(number: int, result: Any) -> None:

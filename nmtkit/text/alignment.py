@@ -147,8 +147,8 @@ def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
 class PositionMap:
     """Maps positions at the edges of source words to positions in the translation. Uses the links between words.
 
-    All words within one link, such as a protected text, are one unit: no position is inside the unit, unless the
-    position is inside the same text in the source.
+    All words within one link, such as a protected text, are one unit. The result is never inside a unit, except if the
+    unit has the same text in the source and in the translation.
     """
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
@@ -182,10 +182,10 @@ class PositionMap:
         """Returns the position in the translation for a position at the edge of a source word.
 
         The result is an edge of the translation of the nearest linked word: the end of this translation if the word is
-        before `position`, the start if the word is after `position`. Without links, the result is the end of a word at
-        about the same share of the length. The start of the source maps to the start of the translation. The end of the
-        source maps to the position before the last punctuation of the translation, or to the position after this
-        punctuation if `position` is after the last punctuation of the source.
+        before `position`, the start if the word is after `position`. Without links, the result is the end of the word
+        that is nearest to the same relative position. The start of the source maps to the first letter of the
+        translation. The end of the source maps to the position before the last punctuation of the translation, or to
+        the position after this punctuation if `position` is after the last punctuation of the source.
         """
         if position <= self.first_letter:
             return self.start

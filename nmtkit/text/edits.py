@@ -1,4 +1,4 @@
-"""Replaces or removes parts of a translation, and keeps the links of the remaining words."""
+"""Replaces or removes parts of a translation, and updates the word alignment (links) of the remaining words."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -12,7 +12,7 @@ OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation that has no space after
 
 
 class Edit(NamedTuple):
-    """A part of a translation, its new text, and the source span that the new text translates, if any."""
+    """A part of a translation, its new text, and the source span of this text. If `span` is None, removes the part."""
 
     start: int
     end: int
@@ -49,17 +49,17 @@ class Parts:
 
 
 def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Applies disjoint edits to `target`. Returns the new text, and the links of the kept words and inserted spans.
+    """Applies disjoint edits to `target`. Returns the new text, and the links of the kept words and inserted texts.
 
-    Spans that are inserted at the same position are ordered as in the source. Inserted spans are separated from words
-    by spaces.
+    Texts that are inserted at the same position have the order of their source spans. Spaces separate inserted texts
+    from words. The removal of a part also removes one neighbouring space.
     """
     parts: list[str] = []
     moved: list[Link] = []
     waiting = deque(sorted(links, key=lambda link: link.target_start))
     length = cursor = 0
-    source_end = -1  # source position where the last inserted span ends, if the result ends with this span
-    span_end = -1
+    source_end = -1  # end of the source span of the last inserted text
+    span_end = -1  # position in the result after the last inserted text
     before = ""  # last character of the result so far
 
     def add(text: str) -> None:
@@ -100,5 +100,5 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a span needs a space between itself and `char`. Characters in `close` need no space."""
+    """Returns whether a space must separate an inserted text from `char`. Characters in `close` need no space."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

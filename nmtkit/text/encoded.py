@@ -1,4 +1,4 @@
-"""Sentences of ids: the ids of all sentences in one array, and the length of each sentence."""
+"""Sentences of token ids: the ids of all sentences in one array, and the length of each sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,14 +56,14 @@ class Encoded:
         return Encoded(np.insert(self.ids, self.starts, token), self.lengths + 1)
 
     def without_last(self) -> "Encoded":
-        """Returns the sentences without the last token of each, which is eos."""
+        """Returns the sentences without their last tokens, which are eos."""
         kept = np.ones(len(self.ids), np.bool_)
         kept[np.cumsum(self.lengths) - 1] = False
         return Encoded(self.ids[kept], self.lengths - 1)
 
 
 def starts_of(lengths: Lengths) -> Lengths:
-    """Returns the index of the first item of each part, for concatenated parts of these lengths."""
+    """Returns the index of the first item of each part, if parts of these lengths are concatenated."""
     return np.cumsum(lengths) - lengths
 
 

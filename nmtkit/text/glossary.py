@@ -18,7 +18,7 @@ from nmtkit.text.sentences import SENTENCE_ENDS
 
 ALTERNATIVES = "|"  # separates the target terms of a source term
 BEFORE_CAPITALS = SENTENCE_ENDS + ":;"  # after these characters, a capital may mark the beginning of a sentence
-EXPECTED = "a line is a source term, a tab, and a target term or several separated by |"
+EXPECTED = "each line must have a source term, a tab, and one or more target terms separated by |"
 
 Trie = dict[str, Any]  # nested by segment; at each node, the key "" holds the term that ends there
 
@@ -134,7 +134,7 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def is_within_word(term: str, before: str, after: str) -> bool:
-    """Returns whether a term is part of a longer word, because a letter touches a sign at its edge, as in C++en.
+    """Returns whether a term is part of a longer word, like C++ in C++en: a letter touches a sign at the edge.
 
     `before` and `after` are the characters next to the term, or empty. A term of signs alone is always a word.
     """
@@ -169,7 +169,7 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
 
 
 def forms(target: str) -> list[str]:
-    """Returns the target term. If its first word is in small letters, also returns it with a capital first letter."""
+    """Returns a target term, and its form with a capital first letter if the first word is in small letters."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]
@@ -230,7 +230,8 @@ def without(targets: Sequence[str], strings: Collection[str]) -> tuple[str, ...]
 def load(path: Path) -> Glossary:
     """Returns the glossary of a file. The file is read again only after it has changed.
 
-    Raises OSError if the file cannot be read, and ValueError, with file and line, for a line that is not a term.
+    Raises OSError if the file cannot be read. Raises ValueError if the file has no terms, and, with file and line, for
+    a line that is not a term.
     """
     status = path.stat()
     return _load(path, status.st_mtime_ns, status.st_size)

@@ -1,4 +1,4 @@
-"""IBM model 1: probabilities that a source word becomes a target word, learned from sentence pairs without alignments.
+"""IBM model 1: translation probabilities of words, learned from sentence pairs without word alignments.
 
 Brown et al. 1993, "The Mathematics of Statistical Machine Translation", section 4.1. Words are integers, such as the
 ids of pieces. Only pairs of words that occur together in some sentence pair have an entry, so the size of the table
@@ -17,7 +17,7 @@ from nmtkit.jobs import progress
 from nmtkit.text.encoded import Encoded, ranges, starts_of
 
 BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
-# number of links whose `IndexedLinks` stay in memory (4 bytes for each link); others are computed in each iteration
+# number of links whose `IndexedLinks` stay in memory (4 bytes for each link); the rest is computed in each iteration
 KEPT_LINKS = 1 << 28
 ITERATIONS = 5  # iterations of the EM algorithm, after a first pass that collects the entries of the table
 FLOOR = 1e-7  # probability of a pair of words without an entry
@@ -173,7 +173,7 @@ def check(source: Encoded, target: Encoded, sources: int, targets: int) -> None:
 
 
 def _distinct(ordered: LinkKeys) -> LinkKeys:
-    """Returns the different numbers of an ascending array.
+    """Returns the distinct numbers of an ascending array.
 
     `np.unique` of NumPy 2.4 was 9 times as slow as this function with `np.sort`.
     """
@@ -181,7 +181,7 @@ def _distinct(ordered: LinkKeys) -> LinkKeys:
 
 
 def _distinct_with_index(keys: LinkKeys) -> tuple[LinkKeys, npt.NDArray[np.int32]]:
-    """Returns the different numbers of an array, ascending, and the index of each element among the numbers."""
+    """Returns the distinct numbers of an array, ascending, and the index of each element among these numbers."""
     bits = len(keys).bit_length()
     packed = np.sort(keys << bits | np.arange(len(keys)))  # number and position are packed into 64 bits
     ordered = packed >> bits

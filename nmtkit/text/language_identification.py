@@ -1,8 +1,8 @@
-"""Identifies the language of the lines of a block, with the model of py3langid, for all lines at once.
+"""Identifies the languages of all lines of a block at once, with the model of py3langid.
 
-py3langid walks an automaton over the bytes of a line, counts the features that its states report, and adds up a weight
-for each feature and language (Lui and Baldwin 2012). Here NumPy advances the automaton over all lines of a block byte
-by byte. On 50,000 real lines, py3langid takes 9 times as long with all languages, and 13 times as long with 14
+py3langid runs a finite automaton over the bytes of a line, counts the features that its states report, and adds up a
+weight for each feature and language (Lui and Baldwin 2012). Here NumPy runs the automaton over all lines of a block in
+parallel. On 50,000 real lines, py3langid takes 9 times as long with all languages, and 13 times as long with 14
 languages. `tests/cleaning/test_language.py` compares the probabilities with py3langid.
 """
 
@@ -24,9 +24,9 @@ from nmtkit.config.files import new_folder, user_cache
 from nmtkit.text.languages import subtags
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
-MAX_BYTES = 200  # number of bytes at the beginning of a line that are read
-MIN_LINES, MIN_LETTERS = 20, 12  # a text needs this many lines of this many letters, because short texts mislead
-EXCHANGED = 0.85  # if the share of lines in the language of the other side is larger, texts are exchanged
+MAX_BYTES = 200  # only this many bytes at the beginning of a line are read
+MIN_LINES, MIN_LETTERS = 20, 12  # a text is judged only if this many lines have this many letters
+EXCHANGED = 0.85  # two texts are exchanged if more than this share of lines is in the language of the other side
 CLEAR = 0.6  # mean probability above which a text clearly has a language
 ARRAYS = "next", "rows", "features", "weights", "prior", "classes"  # files of the model in the cache
 BUFFER = 1 << 13  # number of features whose weights are read at once
@@ -49,7 +49,7 @@ class BatchIdentifier:
         try:
             model = _model()
         except ImportError as error:
-            raise ImportError("the filters language and swapped need pip install 'nmtkit[data]'") from error
+            raise ImportError("the filters named language and swapped need pip install 'nmtkit[data]'") from error
         self._next, self._rows, self._features = model["next"], model["rows"], model["features"]
         self._weights, self._prior = model["weights"], model["prior"]
         self._set_classes(model["classes"].tolist())
@@ -96,7 +96,7 @@ class BatchIdentifier:
         return result
 
     def _counts(self, texts: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[Any, Any, Any]:
-        """Returns the line, the feature and the count of each feature of each line, sorted by line and feature."""
+        """Returns three arrays: the line, the id and the count of each feature in each line, sorted by line and id."""
         order = np.argsort(-lengths, kind="stable")
         width = int(lengths.max(initial=0))
         if not width:
@@ -118,7 +118,7 @@ class BatchIdentifier:
         size = 4 if len(texts) << bits <= 1 << 32 else 8
         lines = order.astype(f"u{size}") << bits
         keys = np.concatenate([lines[:count] for count in active])
-        keys |= features.astype(f"i{size}").view(f"u{size}")  # without a feature, all bits are 1
+        keys |= features.astype(f"i{size}").view(f"u{size}")  # all bits are 1 for a state without a feature
         keys.sort()
         keys = keys[: np.searchsorted(keys, np.iinfo(keys.dtype).max)]
         first = np.flatnonzero(np.diff(keys, prepend=~keys[:1]))
@@ -135,7 +135,10 @@ def _bytes_of(line: str) -> bytes:
 
 
 class FastTextIdentifier:
-    """A model file of fastText, such as lid.176.ftz, read by the package fasttext-predict."""
+    """A model file of fastText, such as lid.176.ftz, read by the package fasttext-predict.
+
+    Raises ImportError if the package is missing, and FileNotFoundError if the file is missing.
+    """
 
     def __init__(self, path: Path) -> None:
         fasttext = imported("fasttext", need="--lid-model needs pip install fasttext-predict")
@@ -207,7 +210,7 @@ def identifier(path: Path | None) -> Identifier:
 def _judged(*texts: Sequence[str]) -> tuple[BatchIdentifier, list[list[str]]] | None:
     """Returns the model of py3langid, and the lines of each text that have at least MIN_LETTERS letters.
 
-    The result is None without py3langid, and if a text has fewer than MIN_LINES such lines.
+    The result is None if py3langid is missing, or if a text has fewer than MIN_LINES such lines.
     """
     judged = [[line for line in text if sum(map(str.isalpha, line)) >= MIN_LETTERS] for text in texts]
     if min(map(len, judged)) < MIN_LINES:  # checked first, because reading the model takes half a second

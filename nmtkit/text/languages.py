@@ -104,7 +104,7 @@ NAMES = {
 
 
 def name_of(code: str) -> str:
-    """Returns the name of a language, such as English for en, English (eng_Latn) for eng_Latn, and qaa for qaa."""
+    """Returns the name of a language: English for en, English (eng_Latn) for eng_Latn, and unknown codes unchanged."""
     if code in NAMES:
         return NAMES[code]
     name = NAMES.get(subtags(code)[0])
@@ -114,7 +114,7 @@ def name_of(code: str) -> str:
 def example_codes(codes: Iterable[str], source: str | None = None, target: str | None = None) -> tuple[str, str]:
     """Returns a source and a target language for an example of a command: the given codes, or two of `codes`.
 
-    The codes of USUAL languages come first. Without enough codes, a missing language is "".
+    Codes of the languages in USUAL are preferred. If there are not enough codes, a missing language is "".
     """
 
     def order(code: str) -> tuple[int, str]:

@@ -33,7 +33,7 @@ Role = Literal["opening", "closing", "alone"]
 
 
 class Tag(NamedTuple):
-    """A tag, comment or declaration of a line, with its position. The name of its element is in small letters."""
+    """A tag, comment, declaration or template code of a line. `name` is the name of the element in small letters."""
 
     role: Role
     start: int
@@ -60,7 +60,7 @@ def tags(line: str) -> Iterator[Tag]:
     """
     if "<" not in line:
         return
-    # other code that contains tags, such as {{ <g0/> }}, may be a text whose tags stand for codes of a document
+    # code such as {{ <g0/> }} is ignored: it may be text with tags that stand for the inline codes of a document
     spans = [code for code in codes(line) if line[code.start] == "<" or "<" not in line[code.start : code.end]]
     ends = {code.start: code.end for code in spans if line[code.start] == "<"}
     placeholders = _placeholders(line)
@@ -131,7 +131,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Marked:
-    """A line with markup: its `text` without tags and entities, and the elements that are not inside other elements."""
+    """A line with markup: its `text` without tags and with decoded entities, and its outermost elements."""
 
     source: str
     text: str
@@ -143,8 +143,9 @@ class Marked:
 
         An element surrounds the run of words that translate most of the words of the element. If the translation splits
         these words into several runs, the smaller runs stay outside the element. In a line with more than 200 tags, the
-        tags keep their order: each tag follows the translation of the previous word, or the previous tag. Text without
-        letters, an unchanged text and a message of ICU with branches keep their markup as in the source.
+        tags keep their order: each tag follows the translation of the previous word, or the previous tag. The result
+        is the source line if `text` has no letter, if `target` equals `text`, or if `text` is an ICU message with
+        branches.
         """
         if not has_letter(self.text) or target == self.text or is_message(self.text):
             return self.source
@@ -173,7 +174,7 @@ class Marked:
 
 
 def marked(line: str) -> Marked:
-    """Separates a line from its markup. A tag without a partner in the same line becomes an element without content."""
+    """Separates the text of a line from its markup. A tag without a partner becomes an element without content."""
     line_tags = list(tags(line))
     pairs = partners([(tag.role, tag.name) for tag in line_tags])
     closing = {end: start for start, end in pairs.items()}
@@ -221,7 +222,7 @@ class _Placement:
         self.positions = PositionMap(source, target, links)
 
     def markup(self, elements: Sequence[Element], inside: Span, characters: Span) -> str:
-        """Returns the translation in the range `characters` with its elements. `inside` is the same range in words."""
+        """Returns the translation in the range `characters` with its elements. `inside` is this range in words."""
         placed: list[tuple[Span, int, Element, Span]] = []
         taken: list[Span] = []
         unplaced: list[tuple[int, Element]] = []

@@ -11,16 +11,17 @@ INVISIBLE_CHARACTERS = "".join(
     map(chr, (*range(0x09), *range(0x0E, 0x1C), *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x200B, 0x2060, 0xFEFF))
 )
 INVISIBLE = re.compile(f"[{re.escape(INVISIBLE_CHARACTERS)}]")
-# White space except the space, and except the line feed, which separates lines
+# White space, except the space and the line feed, which separates lines
 WHITE_SPACE = "\t\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# NFD turns a mark into at most two marks, and a letter into a letter and at most three marks
+# Shorter runs cannot exceed MAX_MARKS: NFD turns a mark into at most two marks, and a letter into a letter and at most
+# three marks.
 _CHECKED_RUN = MAX_MARKS // 2 - 3
 
 
 def check_characters(text: str, title: str) -> None:
-    """Raises ValueError, with `title` and a position, if `text` has half of a surrogate pair, which is no character."""
+    """Raises ValueError, with `title` and a position, if `text` has half of a surrogate pair."""
     if text.isascii():
         return
     try:

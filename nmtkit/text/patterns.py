@@ -23,12 +23,12 @@ _NUMBER = (
     rf"(?:\d{{1,3}}(?:[{_SPACES}{_SEPARATORS}]\d{{3}}){{1,10}}+(?!\d)|\d{{1,3}}(?:,\d\d){{1,8}},\d{{3}}(?!\d)|\d{{1,30}}+)"
     r"(?:[.,]\d{1,30}+)?+"
 )
-# the characters of a link; braces only in pairs, as in a link with a placeholder
+# the characters of a URL; braces only in pairs, as in a URL with a placeholder
 _LINK = r"(?:[^\s<>\"“”«»{}]|\{[^\s<>{}]{0,100}\})"
 _LINK_END = r"(?<![.,;:!?)\]'’…%])"  # a percent sign at the end is the start of a placeholder such as %<count>d
 
-# printf: flags, width, precision and length before the conversion. The space flag is left out, and the minus needs a
-# width, because "50 % discount" and "50 %-ig" are not conversions.
+# printf: flags, width, precision and length before the conversion. The space flag is left out, and the minus flag
+# needs a width, because "50 % discount" and "50 %-ig" are not conversions.
 _SPECIFICATION = r"[-+#0',]{0,5}+(?:\d{1,9}|\*(?:\d{1,2}\$)?)?(?:\.(?:\d{1,9}+|\*(?:\d{1,2}\$)?)?)?(?:hh?|ll?|[Lqzjt])?"
 CONVERSION = rf"%(?!-[A-Za-z])(?:\d{{1,2}}\$)?{_SPECIFICATION}[diouxXeEfFgGaAcCsSrp@]"
 _CONVERSION_ALONE = re.compile(CONVERSION)
@@ -145,10 +145,10 @@ def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
     """Returns the positions of the strings as whole words.
 
     If matches overlap, the match that begins first is returned, or the longest of the matches with the same start. A
-    letter may touch an occurrence if it is among the edges of the string, or if it follows a printf conversion, as in
-    %dpx.
+    letter may touch an occurrence if `strings` has this letter among the edges of the string, or if the letter follows
+    a printf conversion, as in %dpx.
     """
-    lengths: dict[str, set[int]] = defaultdict(set)  # lengths of the strings that begin with a character
+    lengths: dict[str, set[int]] = defaultdict(set)  # first character -> lengths of the strings
     for string in strings:
         lengths[string[0]].add(len(string))
     longest_first = {char: sorted(each, reverse=True) for char, each in lengths.items()}
@@ -159,7 +159,7 @@ def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
             continue
         for length in longest_first[char]:
             string = text[start : start + length]
-            end = start + len(string)  # `string` is shorter at the end of the text
+            end = start + len(string)  # `string` is shorter than `length` at the end of the text
             if string in strings and _is_whole(text, start, end, strings[string]):
                 spans.append((start, end))
                 last = end

@@ -54,7 +54,7 @@ def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 def protected_spans(
     text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()
 ) -> list[ProtectedSpan]:  # fmt: skip
-    """Returns the matches of the patterns, the spans of `also`, and whole words with the text of such a span.
+    """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as a span.
 
     If spans overlap, the span that begins first is returned, or the longest of the spans with the same start. If
     `patterns` include the built-in patterns, two kinds of text are one span: a plural or select message of ICU, because
@@ -117,7 +117,7 @@ def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends:
 
     `begins` maps each position in a span to the start of the span. `ends` maps each position to the end of the span.
     """
-    # letters next to an emoji or a foreign word are not cut out
+    # letters next to a span without ASCII characters, such as an emoji, are not cut out
     touching = any(char.isascii() for char in source[start:end])
     while start and (start - 1 in begins or (touching and _is_attached(source[start - 1]))):
         start = begins.get(start - 1, start - 1)
@@ -159,7 +159,7 @@ class Protected:
         return any(is_letter(self.source[index]) for index in self.kept if index not in protected)
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Returns whether the range of `text` is also one range of `source` and is not protected."""
+        """Returns whether the range of `text` is contiguous in `source` and touches no protected span."""
         first, last = self.kept[start], self.kept[end - 1]
         index = bisect_right(self.spans, last, key=lambda span: span.start)
         return last - first == end - 1 - start and (index == 0 or self.spans[index - 1].end <= first)
@@ -170,7 +170,8 @@ class Protected:
         The result contains every span as often as the source does. A measure in a different form also counts as an
         occurrence. Surplus occurrences are removed, except occurrences of measures. A missing span replaces the words
         that attend to the span, except words in `fixed`. If there are no such words, the span is inserted next to the
-        translation of the word before the span.
+        translation of the word before the span. The result is `source` if the sentence has only protected words, or if
+        the counts of the spans are still wrong afterwards.
         """
         if not self.spans:
             return target, list(links)
@@ -297,7 +298,7 @@ class _Restoration:
                 value for _, _, possible in numbers(self.source[span.start : span.end]) for value in possible
             )
         # These values occur more often in the translation than in the unprotected text of the source. A number with any
-        # other value may translate an unprotected number, so the number counts only with a link to the measure.
+        # other value may translate an unprotected number, so the number needs a link to the measure.
         surplus = {value for value, equal in free.items() if len(equal) > others[value]}
         missing = []
         for span in sorted(spans):
@@ -313,7 +314,7 @@ class _Restoration:
         return missing
 
     def _number(self, span: ProtectedSpan, equal: Iterable[Span], surplus: bool) -> Span | None:
-        """Returns the number in the translation that translates a measure: a linked number, or with `surplus` any."""
+        """Returns the number in the translation that translates a measure: a linked number or, with `surplus`, any."""
         free = list(islice(equal, _MAX_CANDIDATES))
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
         near = [part for part in free if any(start < part[1] and part[0] < end for start, end in linked)]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from nmtkit.text.alignment import words
 
 UNCERTAIN = 0.3  # mean probability of a token below which a translation is flagged
-SHORT, LONG = 0.5, 2.0  # limits of the target pieces per source piece
+SHORT, LONG = 0.5, 2.0  # a translation with a ratio of target to source pieces outside these limits is flagged
 FEW_PIECES = 5  # if both sides have fewer pieces, the ratio is ignored
 COPIED = 0.5  # share of copied words above which a translation is flagged
-FEW_WORDS = 2  # up to this number, copied words are ignored, because they may be names
+FEW_WORDS = 2  # up to this number of copied words is ignored, because the words may be names
 ODD_FACTOR = 0.5  # factor of the score for each flag except "uncertain"
 
 
@@ -40,8 +40,8 @@ def assess(
 ) -> Quality:
     """Returns the quality figures of a translation.
 
-    `log_probabilities` has a value for each target token. `pieces` are the numbers of source and target pieces. Words
-    of `protected` texts do not count as copied, because a translation must copy them.
+    `log_probabilities` [target tokens] are in nats. `pieces` are the numbers of source and target pieces. Words of
+    `protected` texts do not count as copied, because a translation must copy them.
     """
     if not log_probabilities:
         return Quality(1.0, 1.0, 1.0, 1.0, 0.0, [])

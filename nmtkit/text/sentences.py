@@ -1,6 +1,6 @@
 """Finds the sentences of a paragraph with the package sentencex (Wikimedia, MIT licence, about 300 languages).
 
-A text that is too long for a model is divided at the ends of sentences without the package.
+`part_ends` divides a text that is too long for a model. This function does not need the package.
 """
 
 import logging
@@ -18,7 +18,7 @@ _BOUNDARY = re.compile(
 )
 SENTENCE_ENDS = ".!?…。！？؟।"
 
-Splitter = Callable[[str, str], list[str]]  # (language, text) -> sentences that add up to the text
+Splitter = Callable[[str, str], list[str]]  # (language, text) -> sentences that together are the whole text
 
 logger = logging.getLogger("nmtkit")
 
@@ -41,7 +41,7 @@ def sentences(text: str, language: str, split: Splitter) -> list[Span]:
     if not text.strip():
         return []
     try:
-        # sentencex has rules for de, and reads deu_Latn and de-DE as unknown languages
+        # sentencex has rules for the code de, but does not know the codes deu_Latn and de-DE
         parts = [text] if is_message(text) else split(subtags(language)[0], text)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -63,11 +63,11 @@ def sentences(text: str, language: str, split: Splitter) -> list[Span]:
 
 @cache
 def _warn_once(reason: str) -> None:
-    logger.warning("%s; such text is translated without splitting it", reason)
+    logger.warning("%s; texts with this problem are translated without splitting them", reason)
 
 
 def has_several(line: str) -> bool:
-    """Returns whether a line looks like several sentences. The test is quick, and abbreviations may mislead it."""
+    """Returns whether a line looks like several sentences. The test is quick, but wrong for some abbreviations."""
     return _BOUNDARY.search(line) is not None
 
 

@@ -59,8 +59,8 @@ CodeRole = Literal["value", "comment", "statement", "message"]
 class TemplateCode(NamedTuple):
     """Code of a template, and its role.
 
-    A value is a part of a sentence. A statement, such as a condition, must keep its order, so no sentence continues
-    after a statement. A message is a plural or select message of ICU with all its branches.
+    A value is a part of a sentence. A statement, such as a condition, must not move, so no sentence continues after a
+    statement. A message is a plural or select message of ICU with all its branches.
     """
 
     start: int
@@ -114,7 +114,7 @@ def _role(kind: str | None, code: str) -> CodeRole:
 
 
 def _directive_length(text: str, blade: bool) -> int:
-    """Returns the length of a directive of Blade or Angular at the start of a text, or 0 for a different text.
+    """Returns the length of a directive of Blade or Angular at the start of a text, or 0 if there is none.
 
     In a template of Blade, each name is a directive, because libraries add directives.
     """

@@ -1,6 +1,6 @@
 """Puts no-break spaces and other special spaces of a source back into its translation.
 
-If the vocabulary has no piece for such a space, the model reads and writes a space of U+0020 instead.
+If the vocabulary has no piece for such a space, the model reads and writes an ordinary space (U+0020) instead.
 """
 
 import re
@@ -18,10 +18,11 @@ def with_source_spaces(
 ) -> tuple[str, list[Link]]:  # fmt: skip
     """Returns a translation with the white space of its source, and the links of the result.
 
-    `spaces` matches the special spaces. White space with a special space is restored at the edges of the text, and
-    between two neighbouring words of the translation whose source words are also neighbours. The source word of a word
-    is the linked word, or an equal word, such as a number or a unit. A text that one link covers, such as a protected
-    text, is not changed. An ideographic space is restored only if the scripts on both sides are of the same kind.
+    `spaces` matches the special spaces. White space that contains a special space is restored at the edges of the text,
+    and between two neighbouring words of the translation whose source words are also neighbours. The source word of a
+    word is the linked word, or an equal word, such as a number or a unit. A text that one link covers, such as a
+    protected text, is not changed. An ideographic space between two words is restored only if source and translation
+    are alike: in both texts, or in neither text, a character of a script without spaces is next to the space.
     """
     if not target.strip() or not spaces.search(source):
         return target, list(links)
@@ -38,7 +39,7 @@ def with_source_spaces(
 
 def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pattern[str]) -> dict[Span, str]:
     """Returns the spans of spaces between words of the translation, and the white space that replaces each of them."""
-    by_start: dict[tuple[int, int], tuple[str, bool]] = {}  # white space between two source words, in any order
+    by_start: dict[tuple[int, int], tuple[str, bool]] = {}  # positions of two source words -> (space, `_is_unspaced`)
     by_text: dict[tuple[str, str], tuple[str, bool]] = {}
     for (first, end), (second, last) in pairwise(words(source)):
         gap = source[end:second]
@@ -60,14 +61,14 @@ def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pa
 
 
 def _is_unspaced(text: str, start: int, end: int) -> bool:
-    """Returns whether a character of a script without spaces stands beside the white space from `start` to `end`."""
+    """Returns whether a character of a script without spaces is next to the white space from `start` to `end`."""
     return any(map(UNSPACED.match, (text[start - 1], text[end])))
 
 
 def _replaced(text: str, new: dict[Span, str], links: Sequence[Link]) -> tuple[str, list[Link]]:
     """Returns the text with new texts at some spans of white space, and the links moved to their new positions."""
     parts, cursor, widths = [], 0, [1] * len(text)
-    before = 0  # characters before the text
+    before = 0  # number of characters that are inserted before the text
     for (start, end), space in sorted(new.items()):
         parts += [text[cursor:start], space]
         cursor = end

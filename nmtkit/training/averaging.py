@@ -23,7 +23,7 @@ from nmtkit.training.metrics import Objective, conditions_of
 
 @runtime_checkable
 class AveragedWeights(Protocol):
-    """Averages of the trained weights, which a run validates and saves instead of the weights."""
+    """Averages of the trained weights, which a run validates and saves instead of the trained weights."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which the model has the averages as its weights."""
@@ -71,9 +71,10 @@ class MovingAverage:
 
 
 def choose(inputs: Sequence[Path], *, last: int | None, best: int | None, metric: str) -> list[Path]:
-    """Returns the checkpoints to average: `inputs`, or the newest `last` or the `best` of one folder, by `metric`.
+    """Returns the checkpoints to average: all `inputs`, or checkpoints of one folder.
 
-    Among several inputs, the folder of a run stands for its best checkpoint.
+    `last` is the number of newest checkpoints to choose, `best` the number of checkpoints with the best `metric`. Among
+    several inputs, the folder of a run stands for its best checkpoint.
 
     Raises OSError, or ValueError if the choice and the inputs do not match.
     """
@@ -128,10 +129,11 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first. Only finite scores count.
 
-    If a resume has changed the conditions of the scores (`conditions_of`), only the newest conditions count.
+    If a resume has changed the conditions of the scores (`conditions_of`), only scores with the
+    newest conditions count.
 
     `metric` is the name of a score, or name:max or name:min to set whether higher or lower is better. Raises OSError,
-    or ValueError if fewer checkpoints have a score.
+    or ValueError if fewer than `count` checkpoints have a score.
     """
     name, _, direction = metric.partition(":")
     if direction not in ("", "min", "max"):
@@ -182,8 +184,8 @@ def average(paths: list[Path]) -> Checkpoint:
     from the first file that has a shortlist. Facts about the origin are kept if they are the same in all files. Files
     are mapped, not read as a whole, so that the memory holds only the sums and parts of the files.
 
-    Raises OSError, or ValueError for a damaged file, for weights that are not finite or in 8 bits, and for a file whose
-    model differs from the model of the first file.
+    Raises OSError, or ValueError for a damaged file, for weights that are not finite, for 8-bit weights, and for a file
+    whose model differs from the model of the first file.
     """
     for path in paths:
         if "scales" in checkpoint_file.read(path, mmap=True):

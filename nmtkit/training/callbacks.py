@@ -100,7 +100,7 @@ HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "
 
 
 def hook_mistakes(callback: Callback) -> list[str]:
-    """Returns a message for each method that looks like a misspelt hook, or else a message if no hook is overridden.
+    """Returns messages about methods that look like misspelt hooks, or a single message if no hook is overridden.
 
     Methods whose names begin with _ and methods that the class itself calls are not reported. Raises ContractError for
     a hook that does not accept the arguments that a run passes.

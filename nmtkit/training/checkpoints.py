@@ -20,7 +20,7 @@ log = logging.getLogger("nmtkit")
 
 NUMBERED = re.compile(r"update_(\d{8,})\.pt")
 VISIBLE_SECONDS = 5.0  # a new file must be visible on all machines within this time
-RESUMABLE = 2  # newest checkpoints that keep their training state, so that a run can resume if the newest is damaged
+RESUMABLE = 2  # number of checkpoints that keep their training state, so that a run can resume if the newest is damaged
 
 
 def file_name(update: int) -> str:
@@ -69,7 +69,7 @@ class CheckpointManager:
         for path in numbered(self.folder):
             with contextlib.suppress(ValueError, OSError):  # the file is damaged; `newest` warns about it
                 self._note(path, checkpoint_file.read(path, mmap=True))
-        # The other checksums are not compared, which saves time: other scores never become the best.
+        # Only the checksums of the best checkpoints are compared, which saves time: the other scores have no effect.
         while damaged := next((name for name in self._best() if not is_intact(self.folder / name)), None):
             del self.objectives[damaged]
 

@@ -229,7 +229,8 @@ def _is_run(folder: Path) -> bool:
 def _without_translations(components: dict[str, Component], chosen: bool) -> dict[str, Component]:
     """Returns the components of a language model: `components` without the default metrics, which score translations.
 
-    Metrics that the user has `chosen` are kept. Raises ValueError if one of the chosen metrics scores translations.
+    `chosen` says whether the user has chosen the metrics. Chosen metrics are kept. Raises ValueError if a chosen metric
+    scores translations.
     """
     metrics = {table: component for table, component in components.items() if kind_of(table) == "metrics"}
     if not chosen:
@@ -253,7 +254,7 @@ def kind_of(table: str) -> str:
 
 
 class ConfigFile:
-    """A TOML config, or no file. Paths in the file are relative to the folder of the file."""
+    """A TOML config file; empty without a path. Paths in the file are relative to the folder of the file."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Reads the file. Raises OSError, or ValueError with the name of the file and the mistake."""
@@ -283,8 +284,8 @@ class ConfigFile:
     def check_paths(self, job: JobConfig, flags: Mapping[str, Any]) -> None:
         """Raises OSError if a file or folder that this config or `flags` name for `job` does not exist.
 
-        The message has the flag, or the table and the key. If the run resumes, files that it has read at its start may
-        be gone.
+        The message has the flag, or the table and the key. If the run resumes, files that only its first start reads
+        may be missing.
         """
         checked = ("read",) if _is_run(job.run.save_dir) else ("read", "start")
         for table, config in (("run", job.run), *((table, each.config) for table, each in job.components.items())):
@@ -297,7 +298,7 @@ class ConfigFile:
                             check_readable(path, name, several=None if isinstance(value, tuple) else False)
 
     def warn_of_lost_settings(self, components: Mapping[str, Component], flags: Mapping[str, Any]) -> None:
-        """Warns of settings of the file for a component that a flag has replaced, unless `flags` give them again."""
+        """Warns about lost settings: a flag has replaced their component, and `flags` do not repeat the settings."""
         for kind in self.tables.keys() & {kind for kind, registry in REGISTRIES.items() if not registry.several}:
             name, now = self.tables[kind].get("name", DEFAULTS[kind][0]), components[kind].name
             lost = sorted(self.tables[kind].keys() - {"name"} - flags.keys())
@@ -317,9 +318,9 @@ class ConfigFile:
         `names` maps each kind to the text of its flag: several names with commas between them, or "none". These names
         override the names in the file, and the names in the file override the defaults. A table of the file applies
         only to the component that the table names. If no architecture is named, the architecture and its settings come
-        from the checkpoint of the setting `finetune_from`, or if this file is gone and the run resumes, from the run.
-        `flags` are the settings that the user typed; they override the file. Raises OSError, or ValueError for an
-        unknown name, a wrong setting, or two components with the same flag.
+        from the checkpoint of the setting `finetune_from`. If this checkpoint is missing and the run resumes, they come
+        from the newest checkpoint of the run. `flags` are the settings that the user typed; they override the file.
+        Raises OSError, or ValueError for an unknown name, a wrong setting, or two components with the same flag.
         """
         load_plugins(self.plugins(plugins))
         components: dict[str, Component] = {}

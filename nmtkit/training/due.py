@@ -25,7 +25,10 @@ log = logging.getLogger("nmtkit")
 
 @dataclass(frozen=True)
 class StopReason:
-    """The reason for the end of a run, and the number of updates that the run has made."""
+    """The reason for the end of a run, and the number of updates that the run has made.
+
+    `received` is the signal that stopped the run, or None.
+    """
 
     reason: str
     updates: int

@@ -39,8 +39,8 @@ class TrainingHealth:
     a fresh run without --finetune-from. The first validation is checked only in a fresh run without --overfit-batches,
     because a run that repeats a few batches has a high validation loss.
 
-    A run diverges if its loss is far above the loss of uniform guesses. If the first update has such a loss, or in
-    fine-tuning, the loss must also be far above the loss in the first log line.
+    A run diverges if its loss is far above the loss of uniform guesses. In fine-tuning, and in a run whose first update
+    has such a loss, the loss must also be far above the loss in the first log line.
 
     `done` is the number of updates before this start of the run, and `schedule_start` the update after which the
     learning-rate schedule begins.
@@ -96,8 +96,8 @@ class TrainingHealth:
         if self.rate_due:
             self.rate_due = False
             log.warning(
-                "update %d has %s, but uniform guesses have %s: the run diverges, and ends if %d updates have such "
-                "losses. Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
+                "update %d has %s, but uniform guesses have %s: the run diverges, and ends after %d consecutive "
+                "updates with such losses. Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
                 *(update, shown(nll), shown(self.uniform), DIVERGED_UPDATES),
             )
 
@@ -135,7 +135,7 @@ class TrainingHealth:
     def after_validation(self, update: int, scores: Mapping[str, float]) -> None:
         """Compares the first validation after a log line with the training loss in the newest log line.
 
-        Earlier validations cause at most the warning about a run that diverges.
+        A validation before the first log line can only cause the warning about a run that diverges.
         """
         if not self.valid_due or "ppl" not in scores:
             return

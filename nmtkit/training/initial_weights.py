@@ -25,8 +25,8 @@ Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empt
 
 log = logging.getLogger("nmtkit")
 
-BYTE = "<0x"  # beginning of the names of byte pieces; the text of such a name is not a spelling of the byte
-IMPROBABLE = 20.0  # hidden pieces that the targets do not contain get the mean bias minus these nats
+BYTE = "<0x"  # beginning of the names of byte pieces, such as <0x0A>; this name is not the text of the piece
+IMPROBABLE = 20.0  # `hidden_pieces` that no target contains get the mean output bias minus this number of nats
 
 
 def start_from(
@@ -88,7 +88,7 @@ def start_from(
                 tensor.copy_(weights[key])
         for each in with_pieces:
             vocabulary.start_new(*each)
-        for each in with_pieces:  # last, because a piece may be new to one old side and known to the other
+        for each in with_pieces:  # after all new pieces, because a piece may be new to only one of the old sides
             vocabulary.keep_old(*each)
     return vocabulary.counts()
 
@@ -115,7 +115,10 @@ class VocabularyChange:
         self._spellings: dict[tuple[SideName, SideName], list[Spelling]] = {}  # by new side and old side
 
     def keep_old(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
-        """Copies rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
+        """Copies rows from `old` to `tensor`: the rows of the pieces that both vocabularies have.
+
+        Along `axis`, `old` has a row for each piece of `old_side`, and `tensor` has a row for each piece of `side`.
+        """
         rows, old_rows = same_pieces(self._pieces[side], self._old_pieces[old_side])
         tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
 
@@ -127,7 +130,7 @@ class VocabularyChange:
         if (side, old_side) not in self._spellings:
             spelled = spellings(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
             self._spellings[side, old_side] = spelled
-        # Hidden pieces first get the mean bias, because a mean with the bias of a hidden piece would hide a new piece.
+        # The `hidden_pieces` first get the mean bias. With the bias of a hidden piece, the mean would hide a new piece.
         visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
         initial = means(visible, axis, [self._spellings[side, old_side][row] for row in new])
         tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
@@ -181,7 +184,7 @@ def _check_same_function(
     for key in state:
         if key not in old:
             raise ValueError(f"{path} has no parameter {key}; its config differs from the config of this model; {hint}")
-    # training soon restores the effect of a vector, but not of a matrix
+    # training soon compensates for a missing vector, but not for a missing matrix
     if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
         raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
     for key, first in _merged(old_axes, state=state, old=old):
@@ -199,7 +202,8 @@ def _merged(
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
 
-    Embeddings of two old vocabularies are no such pair: the model may merge them. `old_axes` has the side of each.
+    Pairs of embeddings of two different vocabularies are left out, because the model may merge them. `old_axes` has the
+    side of each embedding.
     """
     members: dict[tuple[str, ...], str] = {}
     for key, owner in tied_to(state).items():
@@ -218,8 +222,8 @@ def _fitting(
 ) -> dict[str, Tensor]:
     """Returns the parameters of the model that the checkpoint has with the same shape, except for vocabulary sizes.
 
-    If `partial` is true, logs how many parameters fit. If `partial` is false, raises ValueError for the first parameter
-    that does not fit.
+    If `partial` is true, logs how many parameters fit, and raises ValueError if none fits. Otherwise, raises ValueError
+    for the first parameter that does not fit.
     """
     fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
     new = [key for key in state if key not in fitting]
@@ -364,8 +368,8 @@ def show_hidden_pieces(model: Architecture, splits: Sequence[Split], path: Path,
 
     Without this change, each token of such a piece would have a loss of 10,000. Hidden pieces that no target contains
     become improbable instead of impossible, because label smoothing adds a part of their losses to the loss of every
-    token. Logs the pieces that the targets contain. If the bias is `fixed`, the bias does not change. `path` is the
-    checkpoint with which the model starts.
+    token. Logs the hidden pieces that the targets contain. If the bias is `fixed`, the bias does not change. `path` is
+    the checkpoint with which the model starts.
     """
     bias = getattr(model.output_projection, "bias", None)
     if not isinstance(bias, Tensor) or not (hidden := hidden_pieces(bias.detach())):

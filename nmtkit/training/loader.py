@@ -150,7 +150,7 @@ class BatchLoader:
         ]
 
     def idle_share(self) -> float:
-        """Returns the share of dummies among the micro-batches of all ranks in the first updates."""
+        """Returns the share of dummy micro-batches among the micro-batches of all ranks in the first updates."""
         if self.ranks == 1:
             return 0.0
         counts = [len(parts) for parts in self._first_micro_batches()]

@@ -1,7 +1,7 @@
 """Learning-rate schedulers by name (`--lr-scheduler`). A scheduler computes the learning rate of each update.
 
-The learning rate depends only on the number of the update. With the scheduler plateau, it also depends on validation
-scores.
+The learning rate depends only on the number of the update. The only exception is the scheduler plateau, which also uses
+validation scores.
 
 A registered factory is called as `factory(config, run)`. `run` is a `RunInfo`.
 """
@@ -22,8 +22,9 @@ MAX_UPDATES = 10**9
 class RunInfo:
     """Facts of a run that a schedule may depend on."""
 
-    d_model: int | None  # width of the architecture, if its config has one; with --base-width, the base width
-    # updates from the start of the schedule to the end of the run; with --max-epoch, an estimate
+    # width of the model, or with --base-width the base width; None: the config of the architecture has no width
+    d_model: int | None
+    # updates from the start of the schedule to the end of the run; with --max-epoch, an estimate; None: no limit
     max_update: int | None
 
 
@@ -34,7 +35,7 @@ class LRScheduler(ABC):
     def lr(self, update: int) -> float:
         """Returns the learning rate of `update`, counted from 1."""
 
-    def observe(self, score: float) -> None:  # noqa: B027  # most schedules do not need it
+    def observe(self, score: float) -> None:  # noqa: B027  # most schedules do not need this method
         """Called after each validation with its score. Lower is better. All ranks get the same score."""
 
     def state(self) -> dict[str, Any]:
@@ -89,7 +90,9 @@ class InverseSqrtConfig(Config):
     lr: float | None = option(
         None, "Learning rate at the end of warm-up; none: computed from d_model (Vaswani et al. 2017).", above=0
     )
-    lr_factor: float = option(1.0, "Factor on the rate that is computed from d_model; only without --lr.", above=0)
+    lr_factor: float = option(
+        1.0, "Multiply the learning rate that is computed from d_model by this factor; only without --lr.", above=0
+    )
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=1, max=MAX_UPDATES)
 
     def __post_init__(self) -> None:
@@ -150,7 +153,7 @@ class Decay(LRScheduler):
         end = config.decay_updates if config.decay_updates is not None else run.max_update
         if end is None:
             raise ValueError(
-                "this schedule needs to know where it ends; give --decay-updates, --max-update or --max-epoch"
+                "this schedule needs the end of its decay; give --decay-updates, --max-update or --max-epoch"
             )
         if end <= config.warmup_updates:
             raise ValueError(
@@ -173,7 +176,7 @@ class Decay(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class StepConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
-    lr_shrink: float = option(0.5, "Factor on the learning rate at each step.", above=0, below=1)
+    lr_shrink: float = option(0.5, "Factor by which each step multiplies the learning rate.", above=0, below=1)
     lr_step_updates: int = option(10000, "Updates between two steps.", min=1, max=MAX_UPDATES)
     warmup_updates: int = option(0, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
 
@@ -195,7 +198,9 @@ class StepDecay(LRScheduler):
 class WarmupStableDecayConfig(Config):
     lr: float = option(5e-4, "Learning rate between warm-up and decay.", above=0)
     warmup_updates: int = option(1000, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
-    decay_share: float = option(0.2, "Share of the run, at its end, in which the rate falls.", above=0, max=1)
+    decay_share: float = option(
+        0.2, "Share of the updates, at the end of the run, during which the rate falls.", above=0, max=1
+    )
 
 
 @LR_SCHEDULERS.register("warmup_stable_decay", WarmupStableDecayConfig())
@@ -220,7 +225,7 @@ class WarmupStableDecay(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class PlateauConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
-    lr_shrink: float = option(0.5, "Factor on the learning rate at each reduction.", above=0, below=1)
+    lr_shrink: float = option(0.5, "Factor by which each reduction multiplies the learning rate.", above=0, below=1)
     lr_patience: int = option(
         3, "Validations without a better score before the rate is reduced.", min=1, max=MAX_UPDATES
     )

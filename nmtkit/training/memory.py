@@ -1,4 +1,4 @@
-"""Prepares a model before the first update: tests how many tokens of a micro-batch fit into the memory of a GPU."""
+"""Prepares a run before its first update: tests which micro-batches fit into memory, and compiles the model."""
 
 import logging
 from collections.abc import Sequence

@@ -67,7 +67,7 @@ class Meter:
         self.recent = deque(((when + seconds, tokens) for when, tokens in self.recent), maxlen=RECENT)
 
     def speed(self, updates_left: int | None) -> dict[str, Any]:
-        """Returns the target tokens per second of the latest updates, and the seconds left at this speed."""
+        """Returns the target tokens per second of the latest updates, and the seconds left (None: unknown)."""
         if len(self.recent) < 2:
             return {}
         seconds = max(self.recent[-1][0] - self.recent[0][0], 1e-9)
@@ -141,6 +141,6 @@ def warn_of_skip(metrics: StepMetrics) -> None:
     shown = ", ".join(map(str, metrics.pairs[:PAIRS_SHOWN].tolist()))
     more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
     log.warning(
-        "update %d skipped: its gradient is not finite (norm %s); it has pairs %s%s of the training set",
+        "update %d skipped: its gradient is not finite (norm %s); its pairs in the training set, counted from 0: %s%s",
         *(metrics.number, float(metrics.norm), shown, more),
     )

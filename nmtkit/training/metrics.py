@@ -52,7 +52,7 @@ class Metric(ABC):
 
     higher_is_better: bool = True
     translates: bool = False  # whether `score` reads sources, translations or references
-    signature: str | None = None  # all settings of the last score, if the metric has a signature
+    signature: str | None = None  # text with all settings of the last score, as in sacreBLEU; None: no signature
 
     def count(self, model: Architecture, batch: Batch) -> dict[str, Tensor]:
         """Returns sums over the tokens of a batch by name, without gradients. `Outputs.sums` has the totals."""
@@ -113,7 +113,7 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
         raise ContractError(f"metric {name}: score returned {described(score)}; it must return a number")
     if not math.isfinite(value):
         log.warning(
-            "metric %s: score returned %s; the log has null instead, and this validation cannot be the best",
+            "metric %s: score returned %s; the log has null instead, and this value never counts as the best",
             name,
             value,
         )
@@ -140,8 +140,8 @@ def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple
     """Returns the flags of a run, with their values, on which the validation score `name` depends.
 
     Two scores can be compared only if these flags are equal. `settings` are the tables of the run's configuration,
-    which may be incomplete in old logs. A metric also depends on its settings and on the beam of the translations. All
-    losses except nll and ppl, and the counts of a criterion, also depend on the criterion.
+    which may be incomplete in old logs. A metric also depends on its settings and on the beam of the translations. The
+    loss and the counts of a criterion also depend on the criterion, but nll and ppl do not.
     """
     run, criterion = settings.get("run", {}), settings.get("criterion", {})
     score, _, subset = name.partition("@")
@@ -163,9 +163,9 @@ def objective(
 ) -> Objective:
     """Returns the score that `--best-checkpoint-metric` names: "loss", a metric, or a count such as "alignment:min".
 
-    `subsets` are the validated subsets except the first. A score of such a subset has a name like "loss@valid1". With
-    `settings`, the tables of the run, the result has its conditions. Raises ValueError for a metric or a subset that
-    the run does not have, and for a count without ":min" or ":max".
+    `subsets` are the validated subsets except the first. A score of such a subset has a name like "loss@valid1".
+    `settings` are the tables of the run; without them, the objective has no `conditions`. Raises ValueError for a
+    metric or a subset that the run does not have, and for a count without ":min" or ":max".
     """
     full_name, _, direction = setting.partition(":")
     name, _, subset = full_name.partition("@")

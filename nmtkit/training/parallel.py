@@ -1,4 +1,4 @@
-"""Models with gradients that are summed over all processes by torch: `--parallel ddp` and `--parallel fsdp`.
+"""Models whose gradients torch sums over all processes: `--parallel ddp` and `--parallel fsdp`.
 
 With ddp, every process has a replica of the model in DistributedDataParallel. Gradients are summed over the processes
 during the backward pass of the last micro-batch of an update. (`replicate` of FSDP2 computes the same sums, but keeps a
@@ -50,8 +50,8 @@ class LossModule(nn.Module):
 def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Communication hook of DistributedDataParallel: sums the gradients of all processes.
 
-    Losses are already divided by the target tokens of the whole update. The default hook would divide the gradients
-    by the number of processes again.
+    Losses are already divided by the target tokens of the whole update. The default hook would also divide the
+    gradients by the number of processes.
     """
     distributed.advance()
     work = dist.all_reduce(bucket.buffer(), async_op=True)

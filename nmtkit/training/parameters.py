@@ -23,7 +23,7 @@ from nmtkit.training.run_config import RunConfig
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Excludes parameters from training (`requires_grad` becomes false). Returns the number of frozen values.
+    """Excludes parameters from training (`requires_grad` becomes false). Returns the number of all frozen weights.
 
     A parameter is excluded if its name matches one of the shell patterns, such as `encoder.*`. Raises ValueError for a
     pattern that matches no name.
@@ -36,7 +36,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def choose_trained(model: Architecture, run: RunConfig) -> int:
-    """Adds adapters or freezes parameters in place, as `run` specifies. Returns the number of frozen values."""
+    """Adds adapters or freezes parameters in place, as `run` specifies. Returns the number of all frozen weights."""
     if run.adapter_rank:
         alpha = run.adapter_alpha or run.adapter_rank
         adapters.adapt(model, run.adapter_rank, alpha, run.adapter_layers, model.output_projection)

@@ -39,7 +39,7 @@ class RunPlan:
     device: torch.device  # device of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # number of processes on all machines
-    # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first value that is tried
+    # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first value of the memory probe
     max_tokens: int
     threads: int | None  # CPU threads of this process; None: the default of torch
 
@@ -87,7 +87,7 @@ class RunPlan:
         if self.device.type == "cpu":
             limit_product_caches()
         if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of mantissa, several times as fast
+            torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of mantissa, much faster than fp32
         if self.job.run.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it starts
             torch.use_deterministic_algorithms(True)
@@ -108,7 +108,7 @@ def sampling_of(config: RunConfig, split: Split) -> DirectionSampling | None:
     """Returns the sampling of the directions of a training set, or None if every epoch has each pair once.
 
     Raises ValueError for a dataset of one direction, an unknown direction, and weights with which an epoch may have no
-    pairs. (The loader would pass over such an epoch, its validation and its checkpoint.)
+    pairs. (The loader would skip such an epoch, its validation and its checkpoint.)
     """
     if config.sampling_temperature is None and not config.sampling_weights:
         return None
@@ -145,8 +145,8 @@ def resolve(
 ) -> RunPlan:
     """Returns the plan of `job` with `world_size` processes.
 
-    A resumed run keeps its initial batch size, unless --batch-tokens is given. A warning says so if --update-freq asks
-    for another size. Raises ValueError for a device or a precision that this machine does not have. For an `estimate`,
+    A resumed run keeps its initial batch size, unless --batch-tokens is given. Logs a warning if --update-freq asks for
+    a different size. Raises ValueError for a device or a precision that this machine does not have. For an `estimate`,
     the machine does not need the device.
     """
     config = job.run
@@ -189,7 +189,7 @@ def _share(tokens: int, parts: int) -> int:
 def device_of(config: RunConfig) -> torch.device:
     """Returns the device of this process. Makes a GPU the current device.
 
-    Raises ValueError if a GPU is missing, or if torchrun started another number of processes than --nproc-per-node.
+    Raises ValueError if a GPU is missing, or if the number of processes of torchrun is not --nproc-per-node.
     """
     check_launched(config)
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
@@ -226,7 +226,7 @@ def processes_to_start(config: RunConfig) -> int:
 
 
 def check_launched(config: RunConfig) -> None:
-    """Raises ValueError if torchrun has started another number of processes on this machine than --nproc-per-node."""
+    """Raises ValueError if the number of processes that torchrun started on this machine is not --nproc-per-node."""
     started = os.environ.get("LOCAL_WORLD_SIZE")
     if started is not None and config.nproc_per_node not in (None, int(started)):
         raise ValueError(

@@ -29,7 +29,7 @@ class ProfileConfig(Config):
 
 @CALLBACKS.register("profile", ProfileConfig())
 class Profiler(Callback):
-    """A callback that records updates once, after a warm-up. A resumed run records again and replaces both files."""
+    """A callback that records updates once, after a warm-up. A resumed run records again and replaces the files."""
 
     def __init__(self, config: ProfileConfig) -> None:
         self.config = config

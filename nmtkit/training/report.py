@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nmtkit")
 
-REFRESH = 30  # seconds between two versions of the page of a running run
+REFRESH = 30  # seconds between two versions of the page while the run lasts
 RatedTranslation = tuple[str, str, str, float]  # source, translation, reference, chrF
 
 CURVES = {
@@ -55,9 +55,10 @@ UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "cpu
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of the run in a log, in order. Skips incomplete lines, such as the last line of a killed run.
+    """Returns the records of the newest run in a log, in order. Skips incomplete lines, for example of a killed run.
 
-    The records of an earlier run, whose checkpoints were deleted, are left out.
+    The log has records of an earlier run if the user has deleted its checkpoints and trained again. Such records are
+    left out.
     """
     records: list[dict[str, Any]] = []
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # splitlines would also split at U+2028
@@ -75,7 +76,7 @@ def read_lines(log: Path) -> list[dict[str, Any]]:
 def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the last record of each kind and update, without updates that were lost.
 
-    When a run resumes, all updates after the resumed checkpoint are lost, even if the resumed run ends earlier.
+    When a run resumes, all updates after its checkpoint are lost, even if the resumed run never reaches these updates.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     for record in records:
@@ -142,7 +143,7 @@ class RunPage:
 
 
 def write(folder: Path, *, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()) -> None:
-    """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError if reading or writing fails."""
+    """Writes `folder/report.html` from `folder/log.jsonl` and from rated translations. Raises OSError if this fails."""
     lines = read_lines(folder / "log.jsonl")
     records = latest_records(lines)
     values = state_of(lines) | sections(records, best=best, worst=worst)
@@ -253,7 +254,7 @@ def _facts(start: Mapping[str, Any], seconds: float) -> list[tuple[str, str]]:
 
 
 def _unbroken(text: str) -> Html:
-    """Returns a command or a sentence as HTML whose lines do not break at the hyphens of a word, such as a flag."""
+    """Returns a command or a sentence as HTML in which no line breaks at a hyphen inside a word, such as a flag."""
     whole = Html('<span class="unbroken">{}</span>')
     return Html(" ").join(whole.format(word) if "-" in word else word for word in text.split())
 

@@ -66,7 +66,7 @@ def check_resumable(contents: Checkpoint, requirements: Mapping[str, Any], path:
     if differing:
         resettable = " (or --reset-optimizer)" if [name for name, _, _ in differing] == ["optimizer"] else ""
         raise ValueError(
-            f"--save-dir {path.parent} holds a run that cannot continue with\n{table(differing)}\n"
+            f"--save-dir {path.parent} holds a run that cannot continue with these changes:\n{table(differing)}\n"
             f"resume it with its own settings{resettable}; or give a different --save-dir, and --finetune-from {path} "
             "to start from its weights"
         )

@@ -101,7 +101,7 @@ class Run:
         self.resumes_scheduled = bool(resumed and resumed["scheduled"])
         late = resumed is not None and self.progress.is_out_of_time(self.job.run)
         self.asked = Requests(out_of_time=distributed.broadcast(late))  # the clocks of the ranks differ
-        self.ended = stop_reason(self.job.run, self.progress, self.asked)  # if no updates are left
+        self.ended = stop_reason(self.job.run, self.progress, self.asked)  # None if updates are left
         if resumed and distributed.is_rank_zero():
             warn_of_changes(resumed["run"], self.facts, self.trainer, self.job.run.save_dir, bool(self.ended))
         if resumed and self.ended:  # log, page and checkpoints keep the settings that have trained the model
@@ -173,7 +173,7 @@ class Run:
         return due.stop
 
     def _due_at_start(self) -> Due:
-        """Returns the work before the first update: a validation (due or --validate-first), or the end of the run."""
+        """Returns the work before the first update: an overdue validation, --validate-first, or the end of the run."""
         first = self.job.run.validate_first and not self.progress.updates
         if self.validator and (self.progress.validation_due or first):
             return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)

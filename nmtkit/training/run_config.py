@@ -169,7 +169,7 @@ class RunConfig(Config):
 
     save_dir: Path = option(
         Path("checkpoints"),
-        "Folder for checkpoints, log, config and report.html. All machines must share it.",
+        "Folder for checkpoints, log, config and report.html. All machines must share this folder.",
         section="Checkpoints",
     )
     save_interval: int | None = option(1, "Epochs between checkpoints.", min=1)
@@ -179,8 +179,8 @@ class RunConfig(Config):
     keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
     best_checkpoint_metric: str = option(
         "loss",
-        "Validation score for the best checkpoint: loss, ppl, a metric, or a count of the criterion as NAME:min or "
-        "NAME:max.",
+        "Validation score that selects the best checkpoint: loss, ppl, a metric, or a count of the criterion as "
+        "NAME:min or NAME:max.",
         metavar="NAME",
     )
 
@@ -194,7 +194,7 @@ class RunConfig(Config):
     valid_sentences: int | None = option(
         None, "Validate on at most the first N pairs of each direction; none: on all pairs.", min=1
     )
-    valid_beam: int = option(4, "Beam size for the translations that metrics score.", min=1, max=1000)
+    valid_beam: int = option(4, "Beam size for the translations of a validation.", min=1, max=1000)
 
     log_interval: int = option(100, "Updates between log lines.", min=1, section="Logs")
 

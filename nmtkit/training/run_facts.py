@@ -24,15 +24,16 @@ from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
-RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # settings of a single resume, off
+RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # flags of one resume, turned off
 BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
 
 
 def input_fingerprints(job: JobConfig, accesses: Container[str] = ("read", "start")) -> dict[str, str]:
     """Returns 12 hexadecimal digits for each setting that names files, which identify the contents of these files.
 
-    `accesses`: whether the run reads the files at each start ("read"), or only at its first start ("start"). A model is
-    identified by its weights, and a folder by its manifest. Files that are missing are left out.
+    `accesses` selects the settings: "read" for files that the run reads at each start, "start" for files that the run
+    reads only at its first start. A model is identified by its weights, and a folder by its manifest. Settings with
+    missing files are left out.
     """
     found = {}
     for config in (job.run, *(component.config for component in job.components.values())):
@@ -58,7 +59,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, 
     """Returns the command, data, settings, versions and device of a run, in plain types.
 
     `before` has the facts of the checkpoint from which the run resumes. The facts about the base of fine-tuning, and
-    about other files that only the first start reads, come from there, because the files may be gone.
+    about other files that only the first start reads, are copied from `before`, because the files may be missing.
     """
     inputs = input_fingerprints(plan.job)
     if before is None:
@@ -95,8 +96,8 @@ def config_text(heading: str, facts: Mapping[str, Any], toml: str) -> str:
 def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
     """Writes config.toml into the folder of the run. Raises OSError if writing fails.
 
-    The file has no --reset-optimizer and no --reset-lr-scheduler: a user resets the state once, and a later resume by
-    this file must not reset the state again.
+    In the file, --reset-optimizer and --reset-lr-scheduler are turned off: a user resets the state once, and a later
+    resume with this file must not reset the state again.
     """
     folder = job.run.save_dir
     job = replace(job, run=replace(job.run, **RESETS))

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 
 class Lines:
-    """Shows a run as lines of text. The line of an update has at most `width` columns."""
+    """Shows a run as lines of text. The line of an update has at most `width` columns (None: no limit)."""
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
@@ -62,7 +62,7 @@ class LiveLine(Lines):
         self.width = self.live.console.width
         super().record(record)
         if record["kind"] == "train":
-            self.last = {}  # without the skipped updates of earlier records
+            self.last = {}  # removes fields that the new record does not have, such as "skipped"
             self.tick(record)
 
     def close(self) -> None:
@@ -70,7 +70,11 @@ class LiveLine(Lines):
 
 
 class RunLog:
-    """Appends records to `folder/log.jsonl`, with the Unix time and the CPU time of this process, and shows them."""
+    """Appends records to `folder/log.jsonl` and shows them on `display`.
+
+    A record also has the Unix time and the CPU time of this process, in seconds. If the file cannot be written, a
+    single warning is logged.
+    """
 
     def __init__(self, folder: Path, display: Lines) -> None:
         self.path = folder / "log.jsonl"
@@ -92,7 +96,7 @@ class RunLog:
 
 
 def _plain(value: Any) -> Any:
-    """Rounds floats to six digits, and replaces NaN and infinity by None, because JSON supports neither."""
+    """Rounds floats to six significant digits, and replaces NaN and infinity by None, because JSON supports neither."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -137,7 +141,7 @@ def _directions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _translations(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
-    """Returns lines for each sentence: its direction if the run has several, then source, translation and reference."""
+    """Returns the lines of each sentence: direction (only with several directions), source, translation, reference."""
     names = ("direction", "source", "translation", "reference")
     lines = [f"  {name:<12} {row[name]}" for row in rows for name in names if name in row]
     return lines if width is None else [_cut(line, width) for line in lines]
@@ -151,9 +155,10 @@ def _cut(line: str, width: int) -> str:
 def fields(record: Mapping[str, Any], order: Sequence[str] = (), width: int | None = None) -> list[str]:
     """Returns the fields of a record as texts: the update, the fields of `order`, then other fields by importance.
 
-    With `width`, leaves out fields until the line, with two spaces between fields, has at most `width` columns. The
-    time of a validation and the norm of the gradient are left out first, and fields of `order` after most other fields.
-    The remaining time, the epoch and the loss are left out last, in this order. The update always stays.
+    With `width`, leaves out fields until the line, with two spaces between fields, has at most `width` columns. Fields
+    of `LEFT_OUT` that are not in `order` are left out first. Then the other fields are left out, beginning with the
+    least important field. The remaining time, the epoch and the loss are left out last, in this order. The update
+    always stays.
     """
     shown = {}
     if "update" in record:

@@ -41,7 +41,7 @@ CHECKED_PAIRS = 1 << 20  # number of pairs whose lengths `check_positions` reads
 
 
 def validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
-    """Returns the job. Turns off validation if the dataset has no valid set and no setting asks for a validation."""
+    """Returns the job, without validation if the dataset has no valid set and no setting asks for a validation."""
     config = job.run
     asked = bool(changed_flags(config) & set(VALIDATION_FLAGS))
     asked = asked or job.has_own_metrics or job.schedule_follows_validations
@@ -205,7 +205,8 @@ def build_trainer(
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.quantize_aware:
         log.info(
-            "%d layers and embeddings round their weights to 8 bits, and %d layers their inputs", *quantize_aware(model)
+            "%d layers and embeddings round their weights to 8 bits, and %d layers round their inputs",
+            *quantize_aware(model),
         )
     if job.run.compile and criterion.name in CALLING_PARTS:
         raise ValueError(

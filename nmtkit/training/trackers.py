@@ -17,7 +17,7 @@ MLFLOW_FORBIDDEN = re.compile(r"[^\w./ -]")  # forbidden in the name of a parame
 
 
 def need(module: str, extra: str) -> None:
-    """Raises ImportError unless `module` is installed."""
+    """Raises ImportError unless `module` is installed. The message has the pip command for the `extra` of nmtkit."""
     if importlib.util.find_spec(module) is None:
         raise ImportError(f"--callbacks {extra} needs {module}, which is not installed: pip install 'nmtkit[{extra}]'")
 
@@ -59,7 +59,7 @@ class TensorBoardConfig(Config):
 
 @CALLBACKS.register("tensorboard", TensorBoardConfig())
 class TensorBoard(Tracker):
-    """Event files for TensorBoard, with the settings of the run as hyper-parameters."""
+    """Writes event files for TensorBoard, with the settings of the run as hyper-parameters."""
 
     def __init__(self, config: TensorBoardConfig) -> None:
         need("tensorboard", "tensorboard")

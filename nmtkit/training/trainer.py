@@ -93,7 +93,10 @@ class Trainer:
         self.lr: float | None = None  # learning rate of the last update
 
     def _averages(self) -> AveragedWeights | None:
-        """Returns the averages that are validated and saved instead of the trained weights, if the run has any."""
+        """Returns the averages that are validated and saved instead of the trained weights, if the run has any.
+
+        Raises ValueError if both --ema-decay and the optimizer average the weights.
+        """
         of_optimizer = self.optimizer if isinstance(self.optimizer, AveragedWeights) else None
         if self.ema and of_optimizer:
             name = self.job.components["optimizer"].name
@@ -146,7 +149,7 @@ class Trainer:
 
         A micro-batch without target tokens is a dummy and adds nothing.
         """
-        dummy = not batch.target_tokens  # the auxiliary losses of a dummy might not be 0
+        dummy = not batch.target_tokens  # a dummy gets the weight 0, because its auxiliary losses might not be 0
         with precisions.autocast(self.precision, self.device):
             loss, counts = self.engine.loss(batch)
         distributed.advance()
@@ -256,7 +259,7 @@ class Trainer:
         }
         if self.averages:
             weights = {name: gather(name, weight.detach()) for name, weight in self.engine.parameters.items()}
-            # weights of an optimizer that averages mean nothing without its state
+            # if the optimizer makes the averages, its weights are useless without its state
             owner = state if self.ema else state["optimizer"]
             owner["weights"] = weights
         return state

@@ -69,7 +69,7 @@ class Validator:
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
     by_direction: list[dict[str, Any]] = field(default_factory=list)  # the scores of each direction; only on rank 0
-    signatures: dict[str, str] = field(default_factory=dict)  # of the metrics, by name; only on rank 0
+    signatures: dict[str, str] = field(default_factory=dict)  # metric -> signature; only on rank 0
 
     def __post_init__(self) -> None:
         self.translates = any(metric.translates for metric in self.metrics.values())
@@ -305,8 +305,8 @@ class Validator:
         """Returns a translator that uses a copy of the model, with the engine and the layers of `nmtkit generate`.
 
         On a CUDA GPU, the copy has bf16 weights unless `precision` is fp32. With fp32 weights and autocast, keys and
-        values would have 16 bits, but their cache has the number type of the weights. FSDP modules cannot be copied, so
-        they are used unchanged. On a GPU, FSDP gathers their parameters in 16 bits.
+        values would have 16 bits, but their cache would have 32 bits, like the weights. FSDP modules cannot be copied,
+        so they are used unchanged. On a GPU, FSDP gathers their parameters in 16 bits.
         """
         from nmtkit.translation.engines import Decoder, LoadedModels
         from nmtkit.translation.translator import MAX_TOKENS, Translator, prepare
@@ -350,7 +350,7 @@ class Validator:
 
 
 def _of_directions(signatures: Mapping[Direction, Mapping[str, str]]) -> dict[str, str]:
-    """Returns the signature of each metric. Different signatures follow each other, each after its directions."""
+    """Returns the signature of each metric. Different signatures are joined, each after its directions."""
     directions: dict[str, dict[str, list[str]]] = {}  # metric -> signature -> directions
     for direction, of_metrics in signatures.items():
         for name, signature in of_metrics.items():

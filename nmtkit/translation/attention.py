@@ -54,8 +54,9 @@ def attend(
 ) -> Attention:
     """Returns the attention weights of a model over `source` and `target`.
 
-    `languages` are the language codes of both, for a model of several languages. Without `target`, the model translates
-    `source`. Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
+    `languages` are the codes of the source and target language, for a model of several languages. Without `target`, the
+    model translates `source`. Raises ValueError for an empty source, for a source that is too long, and for a model
+    without attention.
     """
     device = next(model.parameters()).device
     search = SearchOptions(

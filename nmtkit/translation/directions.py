@@ -60,7 +60,7 @@ class DirectionsTranslator:
             for translation in self.translator.run(of_part, pipeline, decoder, processes, first):
                 yield dataclasses.replace(translation, direction=str(direction))
             first += len(part)
-        deque(remaining, maxlen=0)  # runs `with_fields` to its end, where `with_fields` checks that its files end
+        deque(remaining, maxlen=0)  # reads to the end, where `with_fields` checks that its files have no further lines
 
 
 def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:

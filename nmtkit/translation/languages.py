@@ -21,9 +21,11 @@ def codes_for(tokenizer: Tokenizer, source: str | None, target: str | None) -> C
 
 
 def in_language(search: SearchOptions, tokenizer: Tokenizer, models: Sequence[Architecture]) -> SearchOptions:
-    """Returns the options of a search. For a language model, the source gets the code of the target language.
+    """Returns the options `search`. If all `models` are language models, sets the language codes that they need.
 
-    `models` may be empty for a translation model. Raises ValueError if a source language is given for language models.
+    If `models` is empty, the tokenizer belongs to a translation model. For language models, `source_lang` of the result
+    is the code of the target language. Raises ValueError if a source language is given for language models, or if the
+    target language is missing for language models of several languages.
     """
     if not models or any(model.reads_source for model in models):
         return search

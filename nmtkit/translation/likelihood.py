@@ -38,7 +38,7 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """The perplexity per piece: exp(-log probability / pieces)."""
+        """The perplexity per piece: exp(-log probability / pieces), at most exp(700)."""
         return math.exp(min(700.0, -self.log_probability / max(1, self.pieces)))
 
     @staticmethod
@@ -79,7 +79,7 @@ def likelihoods_of_readable(
 ) -> list[Likelihood | None]:
     """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model.
 
-    Raises the errors of `likelihoods`, with the number of the pair as a line.
+    Raises the errors of `likelihoods`. A message names pair number N as line N.
     """
     models = translator.originals
     if all(model.max_source_positions is None and model.max_target_positions is None for model in models):
@@ -106,10 +106,10 @@ def text_likelihoods(
 ) -> dict[str, list[Likelihood]]:
     """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.
 
-    `path` is the checkpoint of the model, and `source` the file of the sources, or None for a language model. `columns`
-    are the columns of a corpus `source`. `languages` are the source and target language. A corpus is read in these
-    languages; None means the language of the checkpoint. Raises ValueError if the source is missing or superfluous, or
-    if line counts differ.
+    `path` is the checkpoint of the model. `source` is the file of the source texts, or None for a language model. If
+    `source` is a corpus, `columns` are the columns of its two sides. `languages` are the source and target language.
+    The corpus is read in these languages; None means the language of the checkpoint. Raises ValueError if the source is
+    missing or superfluous, or if line counts differ.
     """
     translator = Translator.load(path, engine="torch")
     if is_language_model(translator) and source is not None:
@@ -130,14 +130,20 @@ def text_likelihoods(
 
 
 def sentences_report(likelihoods: Sequence[Likelihood], width: int) -> ScoreReport:
-    """Returns the log probability, with at least six digits after the decimal point, and the pieces of each line."""
+    """Returns a report with the log probability and the number of pieces of each line.
+
+    The log probability has `width` digits after the decimal point, but at least six.
+    """
     rows = [{"log_probability": each.log_probability, "pieces": each.pieces} for each in likelihoods]
     digits = max(6, width)
     return ScoreReport(rows, [f"{each.log_probability:.{digits}f}\t{each.pieces}" for each in likelihoods])
 
 
 def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> ScoreReport:
-    """Returns the perplexity of each text, with at least two digits after the decimal point."""
+    """Returns a report with the perplexity of each text.
+
+    The perplexity has `width` digits after the decimal point, but at least two.
+    """
     rows, lines, digits = [], [], max(2, width)
     for title, each in texts.items():
         total = Perplexity.of(each)

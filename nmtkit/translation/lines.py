@@ -25,7 +25,7 @@ from nmtkit.translation.search.types import Request, Translation
 
 CHUNK = 1 << 16  # bytes that are read from a stream at a time
 TIMEOUT = 0.1  # seconds to wait for more lines of a window
-HEAD_LINES = 10  # lines that show whether the text is a document
+HEAD_LINES = 10  # number of first lines that are checked for a document format
 
 # Fields of a hypothesis in --format jsonl; a field without a value is left out.
 JSONL_FIELDS = (
@@ -43,7 +43,8 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
     """Yields the lines of a pipe or terminal as they arrive, up to `size` lines at a time.
 
     If no line arrives for a while, yields the lines that have arrived, or an empty list, so that the caller can flush
-    its results. At most a few chunks are read in advance. Raises ValueError in the same cases as `line_windows`.
+    its results. At most a few chunks are read in advance. Raises ValueError in the same cases as `line_windows`, and
+    OSError if `stream` cannot be read. `name` is the name of the stream in messages.
     """
     chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=16)
 
@@ -86,7 +87,7 @@ def text_requests(
     paths: Sequence[Path], stream: BinaryIO | None, window: int,
     languages: tuple[str | None, str | None] | None = None, columns: ColumnNames | None = None,
 ) -> Iterator[list[Request]]:  # fmt: skip
-    """Yields requests for the lines of `stream` (standard input), or else for the lines of the files in `paths`.
+    """Yields requests for the lines of `stream` (standard input). Without `stream`, reads the files in `paths`.
 
     With `languages`, the source side of a corpus file such as a .tmx is read. All other files are read as lines.
     `columns` are the columns of both sides in such corpus files. With `languages`, a warning is logged for a stream, a
@@ -179,8 +180,8 @@ def field_value(name: str, line: str) -> Any:
 def output_line(translation: Translation, format: str, score_only: bool) -> bytes:
     """Returns the line that `generate` writes for a translation, in UTF-8, without the line end.
 
-    `format` is "text" or "jsonl". A text line is the best translation, or the score of this translation with
-    `score_only`.
+    `format` is "text" or "jsonl". A text line is the best translation, or with `score_only` the score of the best
+    translation.
     """
     if format == "jsonl":
         line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
@@ -193,9 +194,9 @@ def output_line(translation: Translation, format: str, score_only: bool) -> byte
 def as_object(translation: Translation) -> dict[str, Any]:
     """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
 
-    With --pivot, `pivot` is the text in the pivot language. A row of a dataset of several directions has its
-    `direction`, and a line with tags its text without tags as `untagged`. Infinite scores become null, because JSON has
-    no infinity.
+    With --pivot, `pivot` is the text in the pivot language. `direction` is set for a row of a dataset of several
+    directions. For a line with tags, `untagged` is the text without the tags. Infinite scores become null, because JSON
+    has no infinity.
     """
     hypotheses = [
         {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
@@ -214,7 +215,10 @@ def finite(value: Any) -> Any:
 
 
 class Table(ExitStack):
-    """A tab-separated file with a row of column names. The file appears when the `with` block has succeeded."""
+    """A tab-separated file with a row of column names. The file appears when the `with` block has succeeded.
+
+    Without `path`, nothing is written.
+    """
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
         super().__init__()

@@ -167,7 +167,7 @@ class DeviceOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorOptions(Config):
-    """Settings of batches. Only the treatment of long lines changes translations."""
+    """Settings of long lines and of batches. Batches do not change translations."""
 
     max_source_len: int = option(
         1024, "maximum pieces of a line that is translated as a whole; see --long-lines", min=1, max=1_000_000

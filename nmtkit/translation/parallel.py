@@ -37,7 +37,7 @@ def worker_processes(
         return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks(batches)))
 
     translator.batch_decoder(options)  # chooses and prepares the engine, whose memory forked processes share
-    engine = translator.decoder.engine_for(options, alone=False)  # as in the processes
+    engine = translator.decoder.engine_for(options, alone=False)  # the same engine as in the worker processes
     with Workers(count, Shared(translator, load), timeout=HANG_SECONDS) as workers:
         yield decode
 

@@ -47,12 +47,13 @@ class Pipeline:
 
     `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
     translations have word alignments, unless the translations contain markup. `models` are all models that read the
-    segments or the outputs; their positions limit both. `device` is the device of the metric of --mbr. `terms` is the
-    glossary of `text`, if it has been read already.
+    segments or the outputs; their positions limit the lengths of both. `device` is the device of the metric of --mbr.
+    `terms` is the glossary of `text`, if it has been read already.
 
-    Raises ValueError for a --min-len above the positions of the models, for a pattern that is not a regular expression,
-    for a glossary line that is not a term, and for a search that cannot require glossary terms. Raises OSError for a
-    glossary that cannot be read, ImportError if a package is missing, and the errors of loading the metric of --mbr.
+    Raises ValueError for a language or tag that the model does not have, for a --min-len above the positions of the
+    models, for a pattern that is not a regular expression, for a glossary line that is not a term, and for a search
+    that cannot require glossary terms. Raises OSError for a glossary that cannot be read, ImportError if a package is
+    missing, and the errors of loading the metric of --mbr.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Pipeline:
                     self.model_input.before(SegmentNode(replace(self.first_segment(id, request), ids=[])))
 
     def check_all(self, windows: Iterable[Sequence[Request]]) -> None:
-        """Checks all lines like `check`, before the first batch. Logs no warnings: the translation logs them."""
+        """Checks all lines like `check`, before the first batch. Logs no warnings: `segments` logs them later."""
         checked = 0
         logger.disabled = True
         try:
@@ -187,7 +188,7 @@ class Pipeline:
     def translation(self, line: SegmentNode) -> Translation:
         """Returns the translation of a line. The search must have finished all leaves of the line."""
         hypotheses = self.hypotheses(line)
-        for avoided in line.segment.constraints.avoided:  # the search writes no such text, but a step may copy it
+        for avoided in line.segment.constraints.avoided:  # a step may have copied such a text from the source
             if any(avoided.is_in_line(each.text) for each in hypotheses):
                 logger.warning(
                     "line %d: the translation contains %r, which --avoid forbids, because the text was copied from the "
@@ -216,7 +217,8 @@ class Pipeline:
         """Returns the translations of the segment of `node`, best first.
 
         Translation i joins hypothesis i of each part, or the last hypothesis of a part with fewer hypotheses. With
-        `part_of_ids`, the segment is a part of an encoded segment, and the utilities are computed for the whole.
+        `part_of_ids`, the segment is a part of an encoded segment, and the caller computes the utilities of the encoded
+        segment.
         """
         step, of_ids = node.step, node.step in self.id_steps
         assert step is not None
@@ -237,7 +239,7 @@ class Pipeline:
 
 
 class ErrorsOfLine:
-    """A context that adds the number of the line `id`, which counts from 0, to the message of a ValueError.
+    """A context manager that adds the line number to the message of a ValueError: "line 1: …" for `id` 0.
 
     A generator with `contextmanager` takes three times as long, and each line enters two of these contexts.
     """
@@ -288,7 +290,7 @@ def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
 
 @lru_cache(maxsize=8)
 def begins_with_space(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the target pieces that begin with a space, which can follow a prefix that ends with a space."""
+    """Returns the target pieces that begin with a space. Only these pieces can follow a prefix that ends in a space."""
     texts = piece_texts(tokenizer)
     return tuple(id for id, text in enumerate(texts) if text.startswith(" ") and id not in SPECIALS)
 
@@ -317,7 +319,7 @@ class ModelInput(Step):
         segment, ids = node.segment, node.segment.ids or []
         strings = segment.protected.strings if segment.protected is not None else ()
         constraints = segment.constraints
-        tags = takewhile(self.tags.__contains__, ids)  # at the start of ids of a dataset, or of a line with tags
+        tags = takewhile(self.tags.__contains__, ids)  # tags at the start of the ids, which no step has removed
         first = [*self.first, *segment.tags] if ids else []
         source_tokens = len(first) + len(list(tags))
         # `without` leaves out targets that contain a protected text, because the translation would repeat this text
@@ -378,7 +380,7 @@ class ModelInput(Step):
                 alignment = [[source, target] for target, source in enumerate(best) if has_pieces]
             elif self.options.alignment == "words":
                 links = self.links(segment, text, spans, weights)
-        # the fields of a search, and the text; `replace` would take twice as long
+        # a new object instead of `replace`, which would take twice as long
         return Hypothesis(
             tokens,
             hypothesis.score,
@@ -402,7 +404,10 @@ class ModelInput(Step):
     def links(
         self, segment: TextSegment, text: str, spans: Sequence[Span], weights: Sequence[Sequence[float]]
     ) -> list[Link]:
-        """Returns the links between the words of a segment and the words of its translation, with pieces at `spans`."""
+        """Returns the links between the words of a segment and the words of its translation `text`.
+
+        `spans` are the spans of the target pieces in `text`. `weights` has a row of attention weights for each piece.
+        """
         rows = [row[self.leading(segment) : -1] for row in weights]
         return word_links(segment.text, text, self.source_spans(segment), spans, rows)
 

@@ -16,8 +16,8 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, Request, Translation
 from nmtkit.translation.translator import WINDOW, Translator
 
-# Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,
-# without sampling, without <unk> and without logits processors, which belong to the target language.
+# Options that apply to both steps. In the first step, all other options have their defaults: one translation, no
+# sampling, no <unk>, and no logits processors, because the processors are for the target language.
 OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "keep_loops", "shortlist")
 
 
@@ -78,7 +78,7 @@ class PivotTranslator:
         processes: int = 1,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests, like `Translator.run`. Step i uses `decoders[i]`."""
-        sources: deque[tuple[str, Translation]] = deque()  # source and first translation of each line
+        sources: deque[tuple[str, Translation]] = deque()  # source of each line, and its translation by `first`
 
         def in_pivot_language() -> Iterator[list[Request]]:
             line = 0
@@ -119,7 +119,7 @@ def check_directions(pivot: str, *, first: Translator, second: Translator) -> No
     """Raises ValueError if `first` cannot translate into the pivot language, or `second` cannot translate out of it.
 
     Only models of one direction are checked. Codes without a name in NAMES are not compared, because such codes may be
-    groups of languages, such as gem in OPUS-MT.
+    stand for groups of languages, such as gem in OPUS-MT.
     """
     if first is second and not first.tokenizer.languages:
         raise ValueError(

@@ -68,7 +68,7 @@ class NBest:
         return hypotheses
 
     def score(self, hypothesis: dict[str, Any], weights: RerankingWeights) -> float:
-        """Returns the score of a hypothesis: minus infinity if a log probability or a feature with a weight is None."""
+        """Returns the score of a hypothesis. The score is -inf if a value whose weight is not 0 is None."""
 
         def weighted(parts: Mapping[str, float]) -> float:
             values = ((weight, hypothesis.get(name, 0.0)) for name, weight in parts.items() if weight)
@@ -79,7 +79,10 @@ class NBest:
         return total / penalty + weighted(weights.features)
 
     def check_features(self, names: Iterable[str], position: str) -> None:
-        """Raises ValueError, with `position`, if a feature of a hypothesis is missing or neither finite nor None."""
+        """Raises ValueError if a hypothesis lacks a feature, or if the feature is neither a finite number nor None.
+
+        `position` is the file and line of the list, for the message.
+        """
         for name in names:
             for number, hypothesis in enumerate(self.hypotheses, 1):
                 value = hypothesis.get(name)
@@ -89,8 +92,8 @@ class NBest:
                     fields = ", ".join(key for key, value in hypothesis.items() if isinstance(value, int | float))
                     fault = f"has {value!r} as" if name in hypothesis else "lacks"
                     raise ValueError(
-                        f"{position}: hypothesis {number} {fault} --feature {name}, which must be a number; numbers of "
-                        f"this hypothesis: {fields}"
+                        f"{position}: hypothesis {number} {fault} --feature {name}, which must be a number; numeric "
+                        f"fields of this hypothesis: {fields}"
                     )
 
     def best(self, weights: RerankingWeights) -> int:
@@ -130,11 +133,11 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
 
 
 def check_one_direction(lists: Sequence[NBest], name: str) -> None:
-    """Raises ValueError if the lists of the file `name` have several directions, because a model reads only one."""
+    """Raises ValueError if the lists of the file `name` have several directions: a model is used in one direction."""
     if len(directions := {str(each.record.get("direction")) for each in lists}) > 1:
         raise ValueError(
-            f"{name} has several directions ({', '.join(sorted(directions))}), and --backward and --lm read the lists "
-            "of one direction; write a file for each direction"
+            f"{name} has several directions ({', '.join(sorted(directions))}), but --backward and --lm need "
+            "lists of a single direction; write a file for each direction"
         )
 
 
@@ -203,9 +206,9 @@ class ChannelModels:
 
 
 def add_estimates(lists: Sequence[NBest], text: str) -> None:
-    """Scores all hypotheses with a metric that needs no references, and stores each score in the field NAME.
+    """Scores all hypotheses with a metric that needs no references.
 
-    `text` names the metric, as NAME or NAME=MODEL.
+    `text` is the metric, as NAME or NAME=MODEL. The field NAME of each hypothesis gets the score.
     """
     metric = segment_metric(text, rank_device("auto", 1))
     hypotheses = [hypothesis for each in lists for hypothesis in each.hypotheses]
@@ -232,7 +235,7 @@ def language_for_lm(path: Path, model: Translator, target_lang: str | None) -> s
         return target_lang
     own = (languages_of(path) or (None, None))[1]
     if own and target_lang and subtags(own)[0] != subtags(target_lang)[0]:
-        raise ValueError(f"--lm {path} is a model of {own}, and --target-lang is {target_lang}")
+        raise ValueError(f"--lm {path} is a model of {own}, but --target-lang is {target_lang}")
     return None
 
 
@@ -246,9 +249,10 @@ def check_language(path: Path, model: Translator, flag: str, code: str | None) -
 def check_backward_direction(
     backward: Path, pair: tuple[str, str], lm: Path | None, source_lang: str | None, target_lang: str | None
 ) -> None:
-    """Raises ValueError unless the model `backward` of direction `pair` translates back, into the source.
+    """Raises ValueError unless the model `backward` translates from the target language into the source language.
 
-    The language of the translations is `target_lang`, or the language of the language model `lm`.
+    `pair` is the direction of the model `backward`. Without `target_lang`, the target language is the language of the
+    language model `lm`.
     """
     of_lm = None if lm is None else (languages_of(lm) or (None, None))[1]
     wanted = target_lang or of_lm, source_lang

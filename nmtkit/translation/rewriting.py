@@ -1,6 +1,6 @@
 """Steps of the text pipeline that change words: markup, special spaces, protected text, glossaries and capitals.
 
-The option --quality has its step here, too, because its estimate needs the protected text and the terms.
+The step of the option --quality is here, too, because the estimate needs the protected text and the terms.
 """
 
 import re
@@ -50,7 +50,7 @@ class WhiteSpace(Step):
 
 
 class QualityEstimation(Step):
-    """Estimates the quality of the translation of a line, without its markup."""
+    """Estimates the quality of the translation of a line. Markup does not count."""
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         return [node.segment]
@@ -61,7 +61,7 @@ class QualityEstimation(Step):
         for part in node.descendants():
             copied += [] if part.segment.protected is None else part.segment.protected.strings
         inputs = [leaf.input for leaf in node.leaves()]
-        read = sum(len(each.ids) - 1 - each.constraints.source_tokens for each in inputs)  # without eos and tags
+        read = sum(len(each.ids) - 1 - each.constraints.source_tokens for each in inputs)  # no eos, languages or tags
         pieces, each = (read, len(hypothesis.pieces)), hypothesis.token_log_probabilities or []
         return replace(hypothesis, quality=assess(node.segment.text, hypothesis.text, each, pieces, copied))
 
@@ -103,7 +103,7 @@ class Protection(Step):
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,), part = hypotheses, node.parts[0].segment
         assert part.protected is not None
-        # the next step finds the terms, if there is a glossary
+        # the next step, `GlossaryTerms`, has found the terms, if there is a glossary
         terms = [match.term for child in node.parts[0].parts for match in child.segment.terms]
         kept = term_results(hypothesis.text, terms, part.capitals)[1]
         text, links = part.protected.restore(hypothesis.text, hypothesis.links, kept)

@@ -24,10 +24,10 @@ class ServerConfig(Config):
     server_api: Literal["openai", "deepl"] = option("openai", "Protocol of the server.")
     server_model: str | None = option(None, "Name of the model, for --server-api openai.", metavar="NAME")
     prompt: str = option(PROMPT, "Instruction to the model, with {source} and {target} for the languages.")
-    candidates: int = option(1, "Translations of each line to ask for.", min=1, max=64)
-    candidate_temperature: float = option(0.7, "Temperature for several --candidates; for one: 0.", min=0, max=2)
+    candidates: int = option(1, "Number of translations to request for each line.", min=1, max=64)
+    candidate_temperature: float = option(0.7, "Temperature if --candidates is above 1, otherwise 0.", min=0, max=2)
     choose: Literal["first", "mbr", "reference"] = option(
-        "first", "Chosen candidate: the first; the most similar to all others (mbr); the nearest to --references."
+        "first", "Candidate to use: the first; the most similar to all others (mbr); the nearest to the reference."
     )
     choose_by: str = option(
         "chrf",
@@ -36,11 +36,11 @@ class ServerConfig(Config):
         metavar="METRIC[=MODEL]",
     )
     references: Path | None = option(
-        None, "Lines of the target language, for --choose reference.", metavar="FILE", access="read"
+        None, "Reference translations, one on each line, for --choose reference.", metavar="FILE", access="read"
     )
-    requests_per_minute: float | None = option(None, "Limit of the server; none: no limit.", above=0)
-    parallel_requests: int = option(8, "Requests at the same time.", min=1, max=1024)
-    attempts: int = option(8, "Attempts for a request whose failure may be temporary.", min=1, max=100)
+    requests_per_minute: float | None = option(None, "Maximum number of requests per minute; none: no limit.", above=0)
+    parallel_requests: int = option(8, "Maximum number of requests at the same time.", min=1, max=1024)
+    attempts: int = option(8, "Maximum attempts for a request whose failure may be temporary.", min=1, max=100)
     request_timeout: float = option(120.0, "Seconds until an attempt fails.", above=0, max=86_400)
     api_key_variable: str = option("NMTKIT_SERVER_KEY", "Environment variable with the key of the server.")
 

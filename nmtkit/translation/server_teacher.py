@@ -1,4 +1,4 @@
-"""Translations of a corpus by another translation server, to train on: sequence-level distillation (Kim and Rush 2016).
+"""Translates a corpus with a server, as training data for sequence-level distillation (Kim and Rush 2016).
 
 The server speaks the protocol of OpenAI (`/v1/chat/completions`, which vLLM, llama.cpp and others offer) or of DeepL
 (`/v2/translate`). The job works in shards, so a stopped job continues after its last complete shard.
@@ -75,8 +75,8 @@ class TranslationServer:
     def candidates(self, text: str) -> list[str]:
         """Returns different translations of a text, at least one, each as a single line.
 
-        Asks again while the server returns fewer candidates than it was asked for, but at most `candidates` times.
-        Raises PermanentError, or OSError after the last attempt.
+        A translation that the server has cut off is empty. Sends further requests while candidates are missing, at most
+        `config.candidates` requests in total. Raises PermanentError, or OSError after the last attempt.
         """
         found: list[str] = []
         for _ in range(self.config.candidates):
@@ -147,8 +147,8 @@ def best(
 ) -> str:
     """Returns the chosen candidate translation of `source`. Of equally good candidates, the first is returned.
 
-    With a reference, the candidate with the highest quality of `metric` is chosen, else the candidate with the highest
-    utility (`SegmentMetric.utilities`).
+    If `choose` is "first", returns the first candidate. Otherwise, returns the candidate with the highest quality by
+    `metric` if there is a reference, or the candidate with the highest utility (`SegmentMetric.utilities`).
     """
     if choose == "first" or len(candidates) == 1:
         return candidates[0]

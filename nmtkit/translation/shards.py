@@ -37,7 +37,7 @@ ELSEWHERE = ("--max-tokens", "--glossary", "--processor-configs")
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationSettings:
-    """The settings of a translation in shards, which can be sent to other machines.
+    """The settings of a translation in shards. They can be sent to other machines.
 
     `texts` are the parallel text files: the input, then a file for each of the request fields in `fields`.
     """
@@ -171,6 +171,8 @@ class ShardedTranslation:
     `settings.texts` has the input and a line file for each field of `settings.fields`. With `languages`, the source
     side of a corpus such as a .tsv is translated, with the given `columns`. Without `languages`, the lines of the file
     are translated. `command` is the command line that makes all shards.
+
+    Raises ValueError in a process of torchrun, and the errors of `TranslationSettings.load` and `open_plan`.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class ShardedTranslation:
 
 
 def numbered(name: str, paths: Sequence[Path]) -> dict[str, Path]:
-    """Returns the paths by name: "input" if there is one path, otherwise "input 1", "input 2" and so on."""
+    """Maps names to the paths: `name` if there is one path, otherwise `name` with the numbers 1, 2 and so on."""
     return {name if len(paths) == 1 else f"{name} {number}": path for number, path in enumerate(paths, 1)}
 
 

@@ -53,7 +53,7 @@ class TextSegment:
 
 @dataclass(eq=False, slots=True)
 class SegmentNode:
-    """A segment with the parts that a step has made of it: a tree for each line. The model reads the leaves."""
+    """A segment and the parts that a step has made of it. A line is a tree of nodes; the model reads the leaves."""
 
     segment: TextSegment
     step: "Step | None" = None  # the step that has made `parts` or `model_input`
@@ -92,7 +92,8 @@ class Step(ABC):
     def before(self, node: SegmentNode) -> list[TextSegment] | None:
         """Returns the parts of the segment of `node`. The next step reads these parts.
 
-        None means that the step changes neither the segment nor its translation. The next step then reads `node`.
+        None means that the step changes neither the segment nor its translation. The next step then reads `node`. An
+        empty list means that no later step reads the segment.
         """
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
@@ -166,18 +167,18 @@ class InvisibleCharacters(Step):
 
     @staticmethod
     def _positions(text: str, visible: str) -> list[int]:
-        """Returns the position in the `visible` text, for each position in `text` and for its end."""
+        """Returns the position in `visible` for each position in `text`, the end of `text` included."""
         positions = [0]
         for char in text:
             last = positions[-1]
-            # later steps replace white space by spaces
+            # white space is visible, so it has its own position
             positions.append(last + (last < len(visible) and (visible[last] == char or char.isspace())))
         return positions
 
 
 class Sentences(Step):
     """Splits a line into sentences by the rules of a language, and joins their translations with the white space that
-    was between the sentences. A message of ICU with branches stays whole.
+    was between the sentences. A message of ICU MessageFormat with branches, such as plural forms, stays whole.
 
     Raises ImportError if the package for splitting sentences is missing.
     """
@@ -207,8 +208,9 @@ class Sentences(Step):
 def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts: Sequence[int]) -> Hypothesis:
     """Joins the translations of the parts of a text.
 
-    `starts` has the position of each part in the source. `gaps` has the white space before each part. If a gap is None,
-    the script of the translations decides between a space and nothing. The utility is the mean over the parts.
+    `starts` has the position of each part in the source. `gaps` has the white space before each part. For the gap None,
+    the parts are joined with a space, or without a space if their script has no spaces. The utility is the mean over
+    the parts.
     """
     text, links = "", []
     for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):
@@ -324,7 +326,10 @@ class LengthLimit(Step):
 def terms_of_parts(
     terms: Sequence[Occurrence], piece_ends: Sequence[int], part_ends: Sequence[int]
 ) -> list[list[Occurrence]]:
-    """Returns the terms of a glossary that begin in each part of a line. Terms beyond the last part are left out."""
+    """Returns the terms of a glossary that begin in each part of a line. Terms beyond the last part are left out.
+
+    `piece_ends` are the end positions of the pieces in the line. `part_ends` are the ends of the parts, in pieces.
+    """
     terms_by_part: list[list[Occurrence]] = [[] for _ in part_ends]
     for term in terms:
         part = bisect_right(part_ends, bisect_right(piece_ends, term.start))

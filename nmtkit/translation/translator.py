@@ -89,7 +89,8 @@ class Translator:
         `engine` is "auto" or a registered engine, which decodes `workers` batches at a time if it can. With
         `trainable`, the modules are the same as in training: in fp32, with all parameters and hooks.
 
-        Raises FileNotFoundError, or ValueError with the name of the file that cannot be used.
+        Raises FileNotFoundError, ValueError with the name of the file that cannot be used, or ImportError if the
+        package of `engine` is missing.
         """
         paths = [checkpoint_of(Path(file)) for file in ([path] if isinstance(path, str | Path) else path)]
         contents = [building.from_checkpoint(file) for file in paths]
@@ -183,7 +184,7 @@ class Translator:
         return self.decoder.decoder(options, polled=polled)
 
     def decode(self, batch: SegmentBatch, options: SearchOptions, tell: bool = True) -> BatchHypotheses:
-        """Returns the hypotheses of each segment of a batch, best first, while other calls may be under way.
+        """Returns the hypotheses of each segment of a batch, best first. Other calls may run at the same time.
 
         With `tell`, the log names the engine.
         """
@@ -205,11 +206,11 @@ class Translator:
         An empty window means that no further request has arrived yet. The method then yields the translations that are
         ready. `decoder` has `processes` processes, which get equal work. The default decoder is the decoder of this
         process. `first` is the id of the first request, counted from 0. With `background`, the default on a GPU,
-        background threads encode lines and decode tokens while this thread launches kernels. `max_tokens` are the
-        maximum source tokens of a batch; the default is the limit of this translator.
+        background threads encode lines and decode tokens while this thread launches kernels. `max_tokens` is the
+        maximum number of source tokens of a batch; the default is the limit of this translator.
         """
         waiting: deque[SegmentNode] = deque()  # lines that are not yet translated, in order
-        # number of an unfinished batch -> segments of the batch, and their share of the lines
+        # number of an unfinished batch -> segments of the batch, and the number of lines for the progress report
         under_way: dict[int, tuple[list[SegmentNode], float]] = {}
 
         def prepared() -> Iterator[tuple[list[SegmentNode], list[list[SegmentNode]]]]:
@@ -269,7 +270,7 @@ class Translator:
 
 
 def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[int]:
-    """Returns the end of each batch of segments. `lengths` are the tokens of the segments, in descending order.
+    """Returns the end of each batch of segments. `lengths` are the token counts of the segments, in descending order.
 
     A batch has at most `max_tokens` tokens, padding included. For several processes, the number of batches is a
     multiple of the number of processes if there are enough segments, and the costs of the batches are as even as
@@ -308,7 +309,7 @@ def prepare(
 ) -> Architecture:
     """Moves the model to the device. Unless `trainable`, converts the weights for inference.
 
-    Raises ValueError for int8 on a device other than the CPU, and for a device that cannot be used.
+    Raises ValueError for int8 on a device other than the CPU, for bf16 on mps, and for a device that cannot be used.
     """
     if precision == "int8" and not device.startswith("cpu"):
         raise ValueError(f"--precision int8 is for CPUs; on {device} leave out --precision")

@@ -31,7 +31,7 @@ class FilterContext:
     shared: dict[str, Any] = field(default_factory=dict)  # fitted objects that several filters share
 
     def pairs(self, corpora: Iterable[Corpus]) -> Iterator[Pairs]:
-        """Yields the pairs of corpora such as `exclude`. Applies `mend`, if given, as to the scored pairs."""
+        """Yields the pairs of corpora such as `exclude`. If `mend` is given, mends them like the pairs to score."""
         for part in chain.from_iterable(map(pairs, corpora)):
             yield part if self.mend is None else self.mend(part)
 

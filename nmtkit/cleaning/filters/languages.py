@@ -14,7 +14,7 @@ from nmtkit.config import Config, option
 from nmtkit.data.corpora.dropping import Mask
 from nmtkit.text.language_identification import BatchIdentifier, Identifier, columns_of, identifier
 
-LID_SAMPLE = 10_000  # maximum number of pairs to find the languages of a corpus
+LID_SAMPLE = 10_000  # maximum number of pairs from which the languages of a corpus are found
 RIVALS = 8  # the identifier always keeps this number of the most probable languages of each side
 MIN_LETTERS = 12  # with fewer letters, the language of a line is not reliable
 # First and last code point of the Unicode ranges of each script. Characters outside of these ranges are not counted.
@@ -171,7 +171,7 @@ def languages_of(block: TextBlock, context: FilterContext) -> list[LanguageProba
         for side, own, other in zip(own_words(block), codes, reversed(codes), strict=True):
             probabilities = model.probabilities(side.lines)
             own_columns = columns_of(model.languages, own)
-            # languages that the model does not tell apart, such as pt-BR and pt-PT, are never exchanged
+            # if the model does not tell the languages apart, such as pt-BR and pt-PT, `opposite` is 0
             other_columns = [column for column in columns_of(model.languages, other) if column not in own_columns]
             own_share, other_share = probabilities[:, own_columns].sum(1), probabilities[:, other_columns].sum(1)
             probabilities[:, own_columns] = 0

@@ -26,7 +26,7 @@ _DIGITS = {digit: value for value, row in enumerate(("〇零", "一", "二两兩
            for digit in row}  # fmt: skip
 _DIGIT = f"[{''.join(_DIGITS)}]"
 _COUNT = rf"(?:\d[\d.,\uff0c\uff0e]*+|{_DIGIT}++)"
-# A count of at most 40 characters: a search for longer counts takes quadratic time in a line of digits.
+# A count of at most 40 characters. Without this limit, a search in a long line of digits takes quadratic time.
 _SHORT_COUNT = rf"(?:(?<!\d)\d[\d.,\uff0c\uff0e]{{0,39}}+(?!\d)|(?<!{_DIGIT}){_DIGIT}{{1,40}}+(?!{_DIGIT}))"
 _VALUES = {unicodedata.normalize("NFC", unit): value for unit, value in _UNITS.items()}
 _UNIT = "|".join(sorted(_VALUES, key=len, reverse=True))
@@ -91,7 +91,7 @@ def _composites(line: str) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def _largest(composites: list[tuple[tuple[int, int], str]]) -> list[tuple[tuple[int, int], str]]:
-    """Keeps composite numbers from left to right, and of several at one position the longest, without overlap."""
+    """Returns composite numbers without overlap, from left to right. Keeps the longest number at each position."""
     ordered = sorted(composites, key=lambda each: (each[0][0], -each[0][1]))
     kept: list[tuple[tuple[int, int], str]] = []
     for each in ordered:

@@ -18,7 +18,7 @@ _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]{1,64}+@[\w-]+\.[\w.-]+", 
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
 _CURRENCY = re.compile(rf"[$€£¥₹₽₩₺₴₪฿]|(?:{'|'.join(_CURRENCIES)})\b")
 _DIGIT = re.compile(r"\d")
-# A string that every match contains, and the pattern. The text is case-folded. Searching the string first is faster.
+# A string that every match contains, and the pattern, for case-folded text. Searching for the string first is faster.
 _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
     ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]{0,1000}+>"),
     ("javascript:", "javascript:"), ("function", r"function\s*\(\w*\)\s*\{"), ("©", "©"),

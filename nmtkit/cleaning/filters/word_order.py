@@ -1,4 +1,4 @@
-"""The filter `word_order`, which drops pairs with a side whose words have an unusual order for the corpus."""
+"""The filter `word_order`, which drops pairs if the order of the words of a side is unusual in the corpus."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ from nmtkit.text.encoded import Encoded
 class WordOrderConfig(Config):
     min_word_order: float = option(
         -2.0,
-        "drop pairs with a side whose sum of log(p(word | previous word) / p(word)) over its n bigrams, divided "
-        "by √n, is below X; the probabilities come from the corpus",
+        "drop pairs if the score of a side is below X: the sum of log(p(word | previous word) / p(word)) over its n "
+        "bigrams, divided by √n; the probabilities come from the corpus",
     )
 
 

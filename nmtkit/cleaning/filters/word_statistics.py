@@ -1,4 +1,4 @@
-"""Words of lines as integers, and a language model of bigrams, for the filters that learn from the words of the sample.
+"""Converts words to integers, and estimates a bigram language model, for filters that learn from words of the sample.
 
 Most inflected forms of a word are rare in a sample, so the first 6 characters of a word ("stem") represent the word.
 """
@@ -17,7 +17,7 @@ from nmtkit.text.encoded import Encoded
 # A character of a language without spaces between words, a word with its combining marks, or a number.
 _WORD = re.compile(rf"[{UNSPACED_LETTERS}]|[^\W\d_{UNSPACED_LETTERS}]+(?:[{MARKS}]+[^\W\d_{UNSPACED_LETTERS}]*)*|\d+")
 STEM = 6  # characters
-MAX_WORDS = 1000  # the memory of word alignment grows with the product of the words of both sides
+MAX_WORDS = 1000  # the memory of word alignment grows with the product of the lengths of both sides
 # Minimum number of occurrences of a stem in the sample, about 5 in each half. Rarer stems align by chance.
 MIN_COUNT = 10
 DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams

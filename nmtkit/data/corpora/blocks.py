@@ -65,7 +65,7 @@ class LineBlock:
 
 
 class LineReader:
-    """Reads a file ahead and finds the ends of the next lines. `take` returns the span of some of these lines.
+    """Reads a file ahead and finds the ends of the next lines. `take` returns the span of the next lines.
 
     The reader keeps text only if the file is compressed, and only lines of at most `longest` bytes.
     """

@@ -61,7 +61,7 @@ class _Decompressed(io.RawIOBase):
             # gzip and bz2 report bad data as an OSError without errno
             raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix.lower() != ".zst":  # the class of the errors of zstandard is not imported here
+            if self._path.suffix.lower() != ".zst":  # zstandard is optional, so its error class is not imported
                 raise
             raise ValueError(f"{self._path} is damaged: {error}") from error
         if not data and self._path.suffix.lower() == ".zst":
@@ -75,7 +75,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def check_zstd_end(path: Path) -> None:
-    """Raises ValueError if the last frame of a .zst file is incomplete. The package zstandard raises no error then.
+    """Raises ValueError if the last frame of a .zst file is incomplete. The package zstandard does not report this.
 
     Reads the headers of all frames and blocks (RFC 8878, section 3.1).
     """

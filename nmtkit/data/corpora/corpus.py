@@ -121,13 +121,16 @@ def locate(
     sides = locate_side(name, source_lang), locate_side(name, target_lang)
     if sides[0] == sides[1] and source_lang != target_lang:
         raise ValueError(
-            f"both {source_lang} and {target_lang} would be the file {sides[0]}; give each language a file of its own"
+            f"both {source_lang} and {target_lang} would be the file {sides[0]}; give each language a separate file"
         )
     return Corpus(*sides, languages=(source_lang, target_lang))
 
 
 def locate_side(prefix: str, language: str) -> Path:
-    """Returns the file of one side: `prefix.language`, perhaps compressed, or the file of a related language code."""
+    """Returns the file of one side: `prefix.language`, perhaps compressed, or the file of a related language code.
+
+    Raises FileNotFoundError if no such file exists, and ValueError if several files match or the file is empty.
+    """
     plain = f"{prefix}.{language}"
     paths = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
     if not paths:

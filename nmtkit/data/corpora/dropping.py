@@ -165,10 +165,10 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
 
 
 def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> RowNumbers:
-    """Returns the rows to drop in a partition, in ascending order: the rows that equal a better row.
+    """Returns the rows to drop in a partition, ascending: from each group of equal rows, all rows except the best row.
 
-    The row with the highest `quality` [rows of all partitions] is better, or the first row if the quality is equal or
-    None.
+    The best row has the highest `quality` [rows of all partitions]. If the qualities are equal, or without
+    `quality`, the first row is the best row.
     """
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     rank = np.zeros(len(records)) if quality is None else -quality[records[:, 2].astype(np.int64)]

@@ -19,7 +19,7 @@ from nmtkit.data.corpora.compression import is_compressed, open_bytes
 
 CHUNK = 1 << 20
 WINDOW = 1024  # lines or rows of a corpus that are read at a time
-COUNTED = 1 << 31  # bytes of the largest file whose lines are counted in advance, which takes about a second
+COUNTED = 1 << 31  # maximum bytes of a file whose lines are counted in advance; counting takes about a second
 
 log = logging.getLogger("nmtkit")
 
@@ -39,7 +39,7 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
 
 @dataclass
 class LineDecoder:
-    """Decodes the lines of one file, some whole lines at a time. Counts the removed carriage returns."""
+    """Decodes the lines of one file, several whole lines at a time. Counts the removed carriage returns."""
 
     path: Path
     next_line: int = 1

@@ -117,7 +117,10 @@ def _zip(corpus: Corpus) -> Iterator[Row]:
 
 
 def zip_members(names: list[str], corpus: Corpus) -> list[str]:
-    """Returns the names of the two members with the source and target text, which differ only in the language code."""
+    """Returns the names of the members with the source and the target text. The names differ only in the language code.
+
+    Raises ValueError unless the archive has exactly one such pair of members.
+    """
     stems: dict[str, dict[str, str]] = {}
     for name in names:
         stem, _, code = name.rpartition(".")

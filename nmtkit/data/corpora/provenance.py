@@ -46,9 +46,9 @@ def write_provenance(paths: Sequence[Path], facts: Mapping[str, Any]) -> None:
 
 
 def read_provenance(paths: Sequence[Path]) -> dict[str, Any] | None:
-    """Returns the facts about a corpus, or None if there is no readable file of facts.
+    """Returns the facts about a corpus, or None if the file of facts is missing.
 
-    Logs a warning and returns None if the facts do not belong to these files, because a size differs.
+    Logs a warning and returns None if the file of facts is damaged or does not have the sizes of these files.
     """
     path = provenance_path(paths)
     try:
@@ -67,7 +67,7 @@ def read_provenance(paths: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def provenance_of_all(corpora: Iterable[Sequence[Path]]) -> dict[str, dict[str, Any]]:
-    """Returns the facts about several corpora by name, without corpora that have no facts."""
+    """Returns the facts about several corpora by name. Corpora without facts are left out."""
     facts = {corpus_name(paths): read_provenance(paths) for paths in corpora}
     return {name: each for name, each in facts.items() if each is not None}
 

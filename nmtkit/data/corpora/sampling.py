@@ -13,8 +13,8 @@ class Sample(Generic[T]):
     """A uniform random sample of at most `limit` items, such as lines, in their order.
 
     Every item gets a random number, which depends only on the seed and the index of the item. The sample consists of
-    the items with the smallest numbers. So the same items and seed give the same sample, whatever the sizes of the
-    parts.
+    the items with the smallest numbers. So the same items and seed give the same sample, however the items are
+    divided among calls of `add`.
     """
 
     def __init__(self, limit: int, seed: int) -> None:
@@ -25,7 +25,7 @@ class Sample(Generic[T]):
         self._items: list[T] = []
 
     def add(self, items: Sequence[T], accepts: Callable[[T], bool] | None = None) -> None:
-        """Offers the next items of the text to the sample, which takes only items for which `accepts` returns true."""
+        """Offers the next items to the sample. The sample never takes items for which `accepts` returns false."""
         numbers = random_numbers(self._seed, self.count, len(items))
         self.count += len(items)
         rows = np.flatnonzero(numbers <= self._threshold).tolist()

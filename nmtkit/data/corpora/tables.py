@@ -28,7 +28,7 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
 
     The order of preference is: the columns of --columns, columns named after the languages, names such as "source".
     Returns None if a column is not found. If both languages are equal, the only column of this language is both sides.
-    Raises MissingColumnError for --columns, and ValueError if one column would be the text of two languages.
+    Raises MissingColumnError if a column of --columns is missing, and ValueError if two languages get the same column.
     """
     if corpus.columns is not None:
         for column in corpus.columns:

@@ -125,8 +125,8 @@ class CorpusWriter:
     def write(self, pairs: Pairs) -> None:
         """Appends pairs.
 
-        Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, and if a column that
-        is written has the name of a language.
+        Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, if a column that is
+        written has the name of a language, and if the values of a column of a .parquet have different types.
         """
         if not len(pairs):  # an empty block does not show the names of the columns
             return

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nmtkit.data.corpora.dropping import RowNumbers
 
 WINDOW_PAIRS = 16_000_000
-JITTER = 0.06  # largest relative change of a sort key; without jitter, only pairs of equal target length would mix
+JITTER = 0.06  # largest relative change of a sort key; with 0, only pairs of equal target length would be shuffled
 COUNTED_PAIRS = 1_000_000  # in a larger training set, the updates of an epoch are estimated instead of counted
 
 
@@ -159,7 +159,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 
 
 def copy_numbers(pairs: RowNumbers) -> npt.NDArray[np.int64]:
-    """Returns for each of `pairs` the number of the same pair at earlier indices."""
+    """Returns, for each position in `pairs`, how often the pair at this position occurs at earlier positions."""
     numbers, order = np.empty(len(pairs), np.int64), np.argsort(pairs, kind="stable")
     numbers[order] = np.arange(len(pairs)) - np.searchsorted(pairs[order], pairs[order])
     return numbers

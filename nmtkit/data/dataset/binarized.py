@@ -147,7 +147,8 @@ class Split:
         """Returns the pairs, in this order, as a batch on the CPU.
 
         `transform(pairs, source, target, monolingual=…)` may change the ids and the lengths of both sides. The batch
-        has the alignments of the pairs if the split has alignments and `transform` is None.
+        has the alignments of the pairs if the split has alignments and `transform` is None. Raises ValueError if the
+        dataset has ids outside the vocabulary, or alignments beyond the end of a sentence.
         """
         import torch
 

@@ -68,7 +68,7 @@ def id_dtype(vocabulary: int) -> str:
 
 
 def shard_name(shard: int, shards: int) -> str:
-    """Returns the name of the folder of a shard. `shard` is its number, counted from 1."""
+    """Returns the name of the folder of a shard. `shard` is the number of the shard, counted from 1."""
     return f"shard-{shard}-of-{shards}"
 
 
@@ -195,7 +195,10 @@ def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs:
 
 
 def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any], ids: str | None = None) -> None:
-    """Checks the sizes of the arrays of a side. The file of ids has `ids` instead of `side` in its name."""
+    """Raises ValueError if an array of a side is missing or has a wrong size.
+
+    If `ids` is given, the name of the file of ids has `ids` in place of `side`.
+    """
     for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
         name = array_file(split, (ids or side) if array == "ids" else side, array)
         if name not in files:

@@ -106,7 +106,7 @@ def kept_pairs(
 ) -> tuple[Mask, ReasonCounts]:  # fmt: skip
     """Returns a mask [pairs] of the pairs to keep, and counts by reason.
 
-    The mask [pairs] of a reason is true for the pairs that this reason concerns. Reasons are applied in the order of
+    The mask [pairs] of a reason is true for the pairs to which the reason applies. Reasons are applied in the order of
     `REASONS`. A pair is counted under every reason that applies, up to and including the first reason that drops the
     pair. `lines` are the two sides.
 

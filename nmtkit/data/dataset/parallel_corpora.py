@@ -59,7 +59,11 @@ class ParallelCorpus:
     def of(
         corpus: Corpus, weight: float = 1.0, tag: str | None = None, alignments: Path | None = None
     ) -> "ParallelCorpus":
-        """Returns a corpus of one direction. Raises an error if `alignments` is missing, or given for a single file."""
+        """Returns a corpus of one direction.
+
+        Raises FileNotFoundError if the file `alignments` is missing, and ValueError if `corpus` is a single file with
+        `alignments`.
+        """
         if alignments is not None and not alignments.is_file():
             raise FileNotFoundError(f"--alignments {alignments}: no such file")
         if alignments is not None and corpus.format is not None:
@@ -321,8 +325,8 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
     """Returns two tuples with an item for each language: the files of lines, and the names of the files in messages.
 
     Extracts formats such as .tmx to files of lines in `folder`. Raises FileNotFoundError if a file is missing. Raises
-    ValueError if `columns` has no effect. Also raises ValueError if a file of three or more languages has different
-    lines of the first language for two other languages.
+    ValueError if `columns` has no effect. Also raises ValueError if a file has three or more languages, and the
+    lines of the first language are not the same in its pairs with each other language.
     """
     languages = entry.languages
     if len(languages) == 1:

@@ -303,10 +303,10 @@ class DatasetWriter:
             self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
 
     def warnings(self, languages: bool) -> list[str]:
-        """Returns warnings about likely errors in the training data. Corpora of many languages are judged one by one.
+        """Returns warnings about likely errors in the training data. With --corpora, checks each corpus separately.
 
         With `languages`, also warns of corpora whose languages seem exchanged, compared with other text. A corpus with
-        more than two languages has no statistics.
+        more than two languages has no statistics, and therefore no warnings.
         """
         one_direction = self.config.corpora is None
         corpora = self.report.corpora

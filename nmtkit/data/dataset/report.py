@@ -37,9 +37,9 @@ AGREEMENT = -0.3  # smallest `agreement` of a block with the reference; -1 means
 
 # These numbers decide whether and how a value is computed or compared.
 WORDS_PER_LINE = 5  # with fewer words per line, the language perhaps has no spaces between words
-MIN_PAIRS = 200  # a correlation is computed for blocks of at least this number of pairs
-MIN_DEVIATION = 1.0  # a correlation is computed from this standard deviation of lengths (in pieces) on
-MIN_DIVERGENCE = 0.1  # nats per byte pair; with a smaller divergence, both sides perhaps have the same language
+MIN_PAIRS = 200  # minimum number of pairs in a block for a correlation
+MIN_DEVIATION = 1.0  # minimum standard deviation of the lengths (in pieces) for a correlation
+MIN_DIVERGENCE = 0.1  # minimum in nats per byte pair; below this, both sides perhaps have the same language
 MIN_BYTES = 2000  # a shorter side is too short to recognise its language
 PROFILE = 1024  # number of classes of byte pairs; the frequencies of the classes identify a language
 SLICES, SLICE_BYTES = 16, 4096  # number and size in bytes of the slices that make up the profile of a side
@@ -268,8 +268,9 @@ def find_warnings(
     """Returns a warning, with the measured value, for each likely error in the training text of `corpora`.
 
     `expected` has the mean number of pieces per word for each side of the dataset of --tokenizer-from, or is None if
-    --tokenizer-from is not a dataset. `held_out` is the profile of the valid and test sets. If `languages` is false,
-    no warning compares the languages of the sides with `held_out` or with all training text.
+    --tokenizer-from is not a dataset. `trained_here` is true if the tokenizer was trained on this text. `held_out` is
+    the profile of the valid and test sets. If `languages` is false, no warning compares the languages of the sides with
+    `held_out` or with all training text.
     """
     blocks = [block for corpus in corpora for block in corpus.text]
     if not blocks:

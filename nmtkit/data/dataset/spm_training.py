@@ -225,7 +225,7 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
         log.info("the tokenizer gets %d new pieces%s", len(added), tokens_of)
     else:
         log.warning(
-            "--extend-tokenizer adds nothing, because the tokenizer has all languages and pieces of the training text"
+            "--extend-tokenizer adds nothing, because the tokenizer already has all languages and pieces of the text"
         )
     tokens = [ModelPiece(token_like(tokenizer, code), 0.0, CONTROL) for code in languages]
     return Tokenizer(with_pieces(model, [*table[:end], *added, *table[end:], *tokens]))

@@ -119,10 +119,10 @@ class Storage(ABC):
 
     @abstractmethod
     def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
-        """Yields the next entries of each file of `row_files`. `runs` has the numbers of rows, in order."""
+        """Yields the next entries of each file of `row_files`, for each array of row numbers in `runs`."""
 
     def write_rows(self, split: str, runs: Iterable[RowNumbers]) -> None:
-        """Writes the final files of the rows. `runs` has the numbers of the rows, in order."""
+        """Writes the final files of the rows. `runs` has arrays of row numbers, in the order of training."""
         names, dtypes = zip(*self.row_files(split), strict=True)
         with ExitStack() as stack:
             files = [stack.enter_context((self.folder / name).open("wb")) for name in names]
@@ -206,8 +206,8 @@ class SharedStorage(Storage):
     Every stored sentence begins with the token of its language, or with <unk> if the tokenizer lacks this token.
 
     With language tokens on both sides, a row refers to whole stored sentences. With tokens on the source side only, a
-    source begins with the token of the target language (Johnson et al. 2017): the reader replaces the stored token of
-    the source by this token, and the target of a row begins after its stored token.
+    source begins with the token of the target language (Johnson et al. 2017). The reader puts this token in place of
+    the stored token of the source. The target of a row begins after its stored token.
     """
 
     format = MULTILINGUAL_FORMAT
@@ -304,7 +304,7 @@ class ArrayFiles:
         self._open: dict[str, int] = {}
 
     def write(self, arrays: Arrays, offset: Sizes) -> Sizes:
-        """Writes the arrays of a block behind the arrays of all earlier blocks, whose lengths are `offset`.
+        """Writes the arrays of a block after the arrays of all earlier blocks, which have the total lengths `offset`.
 
         Returns the lengths of the arrays of the block.
         """

@@ -68,7 +68,7 @@ class TeacherFile:
 
     @staticmethod
     def create(folder: Path, lengths: npt.NDArray[np.int32], manifest: dict[str, Any]) -> "TeacherFile":
-        """Creates a folder, or opens an existing folder. Raises ValueError if its manifest has different settings."""
+        """Creates a folder, or opens an existing folder. Raises ValueError if the existing settings differ."""
         manifest = {"nmtkit_teacher": FORMAT, **manifest}
         if (folder / MANIFEST).is_file():
             existing = TeacherFile.open(folder)

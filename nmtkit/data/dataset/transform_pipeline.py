@@ -50,8 +50,8 @@ class TransformPipeline:
     ) -> tuple[Encoded, Encoded]:
         """Applies the transforms to the pairs with the indices `pairs`. All given and returned sentences end in eos.
 
-        `monolingual` [pairs] says which pairs have the same language on both sides. `copies` [pairs] numbers the copies
-        of a pair that has the same draw several times.
+        `monolingual` [pairs] says which pairs have the same language on both sides. `copies` [pairs] is 0, 1, … for the
+        copies of a pair with the same draw. Raises ValueError if a transform returns an invalid result.
         """
         sides = []
         languages = []  # the language tokens at the beginning of each sentence, for both sides
@@ -62,7 +62,7 @@ class TransformPipeline:
         tags: list[Ids] = [ids[:0] for ids in sides[0]]
         for name, transform in self.transforms:
             new, sides[0] = _without_prefixes(sides[0], self.tokenizer.source_tags)
-            tags = list(map(_after, tags, new))  # the order is the same as without later transforms
+            tags = list(map(_after, tags, new))  # a new tag comes after the earlier tags
             key = hashlib.blake2b(f"{self.seed} {draw} {name}".encode(), digest_size=8).digest()
             bits = np.random.Philox(key=0)
             generator, state = np.random.Generator(bits), bits.state

@@ -71,7 +71,7 @@ class WordNoise(Transform):
         self.begins_word[UNK] = tokenizer.source.facts.byte_fallback
 
     def id_of(self, *symbols: str, flag: str) -> int:
-        """Returns the id of the first symbol that is a piece. Raises ValueError that names `flag` if there is none."""
+        """Returns the id of the first symbol that is a piece. Raises ValueError with `flag` if no symbol is a piece."""
         for piece in (piece for symbol in symbols for piece in (symbol, SPACE_SYMBOL + symbol)):
             if piece in self.pieces:
                 return self.pieces.index(piece)
@@ -293,7 +293,7 @@ class BPEDropout(Transform):
 
     def __init__(self, config: BPEDropoutConfig, tokenizer: Tokenizer) -> None:
         self.source = SubwordSampler(tokenizer.source, config.bpe_dropout, "source")
-        # two models with one table of ids segment text differently
+        # two models can share a table of ids, but they segment text differently
         self.target = (
             self.source if tokenizer.one_model else SubwordSampler(tokenizer.target, config.bpe_dropout, "target")
         )

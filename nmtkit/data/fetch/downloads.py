@@ -80,7 +80,7 @@ class _ChangedError(_TemporaryError):
 
 
 class HttpClient:
-    """Makes requests, and repeats requests that fail for a temporary reason. `sleep` waits for a number of seconds."""
+    """Makes requests, and repeats requests that fail for a temporary reason. `sleep` replaces `time.sleep`."""
 
     def __init__(self, config: HttpConfig | None = None, sleep: Callable[[float], None] | None = None) -> None:
         self.config, self.sleep = config or HttpConfig(), time.sleep if sleep is None else sleep
@@ -94,7 +94,7 @@ class HttpClient:
             self.opener.add_handler(handler())
 
     def json(self, url: str) -> Any:
-        """Returns the JSON value of an answer. Raises DownloadError."""
+        """Returns the JSON value at `url`. Raises DownloadError if the request fails or the answer is not JSON."""
 
         def read() -> Any:
             with self._open(url) as response:
@@ -136,7 +136,10 @@ class HttpClient:
     # --- one request ------------------------------------------------------------------------------------------------
 
     def _repeated(self, url: str, request: Callable[[], T], received: Callable[[], int]) -> T:
-        """Calls `request` until it succeeds. Failures are counted anew if `received()`, the bytes so far, has grown."""
+        """Calls `request` until it succeeds. Raises _UnfinishedError after too many failures without progress.
+
+        `received()` is the number of bytes received so far. The count of failures restarts when this number grows.
+        """
         failures = 0
         while True:
             before = received()
@@ -160,7 +163,7 @@ class HttpClient:
             return self.opener.open(request, timeout=self.config.request_timeout)
         except urllib.error.HTTPError as error:
             answer = ""
-            with error, suppress(OSError, http.client.HTTPException):  # the status says enough without the body
+            with error, suppress(OSError, http.client.HTTPException):  # the body is optional in the message
                 answer = _shown(error.read(300))
             reason = f"status {error.code} ({printable(str(error.reason))[:60] or 'no reason'})"
             if error.code == 416 and headers:
@@ -208,7 +211,7 @@ class HttpClient:
             raise
 
     def _check_size(self, url: str, size: int | None, partial: "_Partial") -> None:
-        """Raises an error for a file that is too large for --max-download or for the disk."""
+        """Raises DownloadError if a file of `size` bytes is too large for --max-download or for the disk."""
         limit = self.config.max_download
         if size is None:
             return
@@ -223,7 +226,7 @@ class _UnfinishedError(DownloadError):
 
 
 class _Partial:
-    """The received part of a file, as a context manager. A JSON file beside it says to which file the part belongs."""
+    """The received part of a file, as a context manager. A JSON file next to it has its URL and version."""
 
     def __init__(self, path: Path, url: str) -> None:
         self.path, self.url = path, url
@@ -237,7 +240,7 @@ class _Partial:
             if not lock(self.file):
                 self.file.close()
                 raise ValueError(f"another process downloads {self.path}; wait until it ends")
-            # A process that had the lock may have renamed or removed the file after it was opened here.
+            # A process that had the lock may have renamed or removed the file after this process opened the file.
             if self.part.exists() and os.path.samestat(os.fstat(self.file.fileno()), self.part.stat()):
                 break
             self.file.close()
@@ -323,7 +326,7 @@ def _received(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def _validator(headers: Any) -> str | None:
-    """Returns the value of If-Range for a later request: a strong ETag, or the time of the last change."""
+    """Returns the value of If-Range for a later request: a strong ETag, the time of the last change, or None."""
     etag = headers.get("ETag")
     if etag is not None and etag.startswith('"'):
         return str(etag)

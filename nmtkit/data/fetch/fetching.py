@@ -1,4 +1,4 @@
-"""`nmtkit fetch`: writes a corpus that has a name, such as opus:Books, as two files of lines with their provenance."""
+"""`nmtkit fetch`: writes a corpus that has a name, such as opus:Books, as two text files with their provenance."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ class FetchConfig(Config):
         "after the languages",
         metavar="SOURCE,TARGET",
     )
-    compress: Literal["gz", "bz2", "xz", "zst"] | None = option(None, "compress the files of text")
+    compress: Literal["gz", "bz2", "xz", "zst"] | None = option(None, "compress the text files")
     overwrite: bool = option(False, "fetch corpora again, and replace their files")
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class FetchConfig(Config):
 
 
 class CorpusName(NamedTuple):
-    """A name such as opus:Books/v1: the source, and the name of the corpus there. Without `corpus`: all corpora."""
+    """A name such as opus:Books/v1: the source, and the name of a corpus in this source. "" means all corpora."""
 
     source: str
     corpus: str
@@ -97,7 +97,7 @@ def parse_name(text: str) -> CorpusName:
 
 @dataclass(frozen=True)
 class FetchedCorpus:
-    """A complete corpus: its prefix, and the facts of its provenance. `is_new` is false if it existed before."""
+    """A complete corpus: its prefix, and its provenance. `is_new` is false if the corpus existed before."""
 
     prefix: Path
     facts: dict[str, Any]
@@ -153,7 +153,7 @@ def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> 
         plain = path.with_suffix("") if is_compressed(path) else path
         for other in (plain, *(Path(f"{plain}{suffix}") for suffix in COMPRESSIONS)):
             if other not in paths and other.exists():
-                raise ValueError(f"{other} exists, so {path} would be a second file of this text; remove one of them")
+                raise ValueError(f"{other} exists, so {path} would be a second file of this text; remove the old file")
     present = [path for path in paths if path.exists()]
     if not present or overwrite:
         return None

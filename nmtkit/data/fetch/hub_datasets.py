@@ -28,7 +28,7 @@ NAME = re.compile(
     r"(?::(?P<config>\w[\w.+-]*))?(?:/(?P<split>\w[\w.+-]*))?"
 )
 SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
-PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # zh-TW is a language, not a pair
+PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # does not match zh-TW, a language
 SHARD = re.compile(r"-\d{5}-of-(?P<count>\d{5})(?=\.|$)")
 TEXT_COLUMNS = ("text", "sentence")  # columns of files with one language
 FORMATS = ("parquet", "jsonl", "tsv")
@@ -95,7 +95,10 @@ def described(path: str) -> DataFile | None:
 
 
 def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) -> Choice:
-    """Returns the files with the pairs of a dataset. Raises ValueError, whose message lists the existing choices."""
+    """Returns the files with the pairs of a dataset.
+
+    Raises ValueError if the config or the split is missing or ambiguous, or if a language or a file is missing.
+    """
     known = [each for path in sorted(files) if (each := described(path)) is not None]
     title = f"hf:{name.repository}"
     if not known:
@@ -143,7 +146,11 @@ def check_shards(paths: Sequence[str], title: str) -> None:
 
 
 def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[str, str], title: str) -> str | None:
-    """Returns the config in `name`, or else the config that is named after the language pair, such as de-en."""
+    """Returns the config in `name`, or else the config that is named after the language pair, such as de-en.
+
+    Without such a config, returns None if some files have no config. Raises ValueError if the config in `name` is
+    unknown, or if several configs are possible.
+    """
     names = [each for each in configs if each is not None]
     if name.config is not None:
         if name.config not in names:
@@ -203,7 +210,7 @@ def _exchanged(part: Pairs) -> Pairs:
 
 
 def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None) -> Iterator[Pairs]:
-    """Yields pairs of rows of two files. Raises ValueError if the files have different rows, by count or by `id`."""
+    """Yields the pairs of texts of two sides. Raises ValueError if the number of rows or an `id` of a row differs."""
     first, second = (_rows(files, None if columns is None else columns[index]) for index, files in enumerate(sides))
     names, number = " and ".join(files[0].name for files in sides), 0
     while window := list(islice(zip_longest(first, second), 1024)):

@@ -1,7 +1,7 @@
 """Corpora of OPUS (https://opus.nlpl.eu): a client of its API, and its archives in the format Moses.
 
 The API answers in JSON: `corpora` is a list of files with url, size in KiB, number of pairs, languages and version.
-The languages of a file are in the order of the alphabet. Codes must be equal: "pt" does not find "pt_BR".
+The languages of a file are in alphabetical order. The API finds only equal codes: "pt" does not find "pt_BR".
 """
 
 import logging
@@ -51,7 +51,7 @@ class OpusApi:
         self.address = os.environ.get(API_VARIABLE) or API
 
     def ask(self, key: str, **parameters: str) -> list[Any]:
-        """Returns the list `key` of an answer. Raises DownloadError."""
+        """Sends a request. Returns the list `key` of the answer. Raises DownloadError if the answer lacks this list."""
         url = f"{self.address}?{urlencode(parameters)}"
         answer = self.client.json(url)
         found = answer.get(key) if isinstance(answer, dict) else None
@@ -161,7 +161,7 @@ def opened(
             "sha256": downloaded.sha256, "license": license_text,
         }  # fmt: skip
         yield FetchedText(pairs=pairs(text), facts=facts)
-    except ValueError as error:  # the caller reads the pairs within the context
+    except ValueError as error:  # also raised while the caller reads the pairs
         raise ValueError(str(error).replace(str(archive), file.url)) from error
     finally:
         archive.unlink(missing_ok=True)
@@ -179,7 +179,7 @@ def check_archive(corpus: Corpus) -> str | None:
             size, packed = (sum(getattr(each, name) for each in members) for name in ("file_size", "compress_size"))
             if size > max(SMALL, LARGEST_RATIO * packed):
                 raise ValueError(
-                    f"{corpus.source}: {packed:,} bytes hold a text of {size:,} bytes; that is not a corpus"
+                    f"{corpus.source}: {packed:,} bytes hold a text of {size:,} bytes; no corpus compresses so well"
                 )
             if size > shutil.disk_usage(corpus.source.parent).free:
                 raise OSError(

@@ -50,7 +50,10 @@ def known_sets() -> dict[str, Any]:
 
 
 def check_sets(names: Sequence[str], pair: str | None, flag: str) -> None:
-    """Raises ValueError for an unknown name and for a pair that a set lacks. The message has the nearest name."""
+    """Raises ValueError if there is no name, or if a name is unknown or repeated, or if a set lacks the pair.
+
+    The message has the nearest name. If `pair` is None, the message asks for `flag`.
+    """
     sets = known_sets()
     if not names or len(set(names)) < len(names):
         raise ValueError(f"name at least one test set, and each set once; given: {', '.join(names) or 'none'}")
@@ -65,7 +68,10 @@ def check_sets(names: Sequence[str], pair: str | None, flag: str) -> None:
 
 
 def pair_of_languages(names: Sequence[str], source: str, target: str) -> str:
-    """Returns the pair of the first set for two codes: en-de for eng_Latn, de. Raises ValueError for an unknown set."""
+    """Returns a language pair, written with the codes of the first set: en-de for eng_Latn and de.
+
+    Returns the codes unchanged if the set lacks the pair. Raises ValueError for an unknown set.
+    """
     sets = known_sets()
     if not names or names[0] not in sets:
         check_sets(names, f"{source}-{target}", "")
@@ -126,7 +132,7 @@ def select(
 ) -> list[list[str]]:
     """Returns the lines of `texts` whose documents match `origlang` (original language) and `subset` (domain, country).
 
-    Both work like the flags of sacreBLEU. Raises ValueError if no line is left, or if a set lacks these facts.
+    Both work like the flags of sacreBLEU. Raises ValueError if no line is left, or if a set lacks this information.
     """
     if origlang is None and subset is None:
         return list(texts)
@@ -148,7 +154,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _files(name: str, pair: str, client: HttpClient) -> Any:
-    """Returns sacreBLEU's object of a set, after making the text files of the set if they are missing.
+    """Returns sacreBLEU's object of a set. First makes the text files of the set if they are missing.
 
     Several processes, such as both processes of `nmtkit generate … | nmtkit score …`, wait for each other.
     """
@@ -198,7 +204,7 @@ def _archive(dataset: Any, url: str) -> Path:
 
 
 def _has_texts(dataset: Any, pair: str) -> bool:
-    """Returns whether the files of lines exist. Sets in XML also need the archive, which names the fields."""
+    """Returns whether the text files exist. A set in XML also needs its archive, which has the names of the fields."""
     from sacrebleu.dataset import wmt_xml
 
     in_xml: Any = wmt_xml.WMTXMLDataset
@@ -236,7 +242,7 @@ def _add_archive(dataset: Any, url: str, md5: str | None, client: HttpClient) ->
 def _unpack(archive: Path, folder: Path) -> None:
     if archive.name.endswith((".tar.gz", ".tgz")):
         with tarfile.open(archive) as tar:
-            # Python 3.11.3 and older have no filter; they rely on the checksum of the archive.
+            # Python 3.11.3 and older have no filter; there, only the checksum of the archive is checked.
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             tar.extractall(folder)
     elif archive.suffix == ".zip":

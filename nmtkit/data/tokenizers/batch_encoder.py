@@ -28,7 +28,7 @@ LONGEST = 8 * COLUMNS - 1
 ABSENT = 0
 FIRST_CAPACITY = 1 << 10
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, rounded to an odd number
-PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fills a number that holds n bytes
+PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fills the rest of a number of n bytes
 
 WordIndices = npt.NDArray[np.int64]
 WordNumbers = npt.NDArray[np.uint64]
@@ -220,7 +220,7 @@ class WordKeys:
     @staticmethod
     def of(text: bytes, starts: WordIndices, lengths: WordIndices) -> "WordKeys":
         """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
-        # Row r has the text from byte r on. Therefore, one row has an aligned number that begins at any given byte.
+        # Row r has the text from byte r on. So for each byte of the text, an aligned number of one row begins there.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]

@@ -12,15 +12,16 @@ from nmtkit.data.tokenizers.spm_model import FOREIGN, PieceSpan, text_and_pieces
 from nmtkit.data.tokenizers.tokenizer import ESCAPE, SPACE_SYMBOL, SubwordModel
 from nmtkit.text.alignment import Span
 
-# escapes, marks of pieces of the other side, and space symbols of unknown pieces
+# matches escapes, the mark of pieces of the other side (FOREIGN), space symbols of unknown pieces, and newlines
 _ENCODED = re.compile(f"{ESCAPE}([_{ESCAPE}])|{FOREIGN}|{SPACE_SYMBOL}|\n")
 
 
 def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Span]:
-    """Returns the span in `line` of each of its `ids`. A span includes the space before its piece.
+    """Returns the span in `line` of the piece of each id. A span includes the space before its piece.
 
     Pieces that stand for one character, such as the bytes of the character, share the span of the character. If
-    `ids`, such as ids of a dataset, differ in number from the pieces of the line, the spans are for their decoded text.
+    the number of pieces of the line differs from the number of `ids`, as is possible for ids of a dataset, the spans
+    are positions in the decoded `ids`, cut at the end of the line.
     """
     text, pieces = text_and_pieces(model.processor.encode(model.prepared_line(line), return_type="serialized_proto"))
     if len(pieces) != len(ids):
@@ -31,9 +32,9 @@ def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Spa
 
 
 def decoded_pieces(model: SubwordModel, pieces: Sequence[str]) -> tuple[str, list[Span]]:
-    """Returns the text of a sentence, and the span of each piece. A piece outside the vocabulary is text.
+    """Returns the text of a sentence, and the span of each piece. A piece outside the vocabulary is copied as text.
 
-    Spaces of such a piece are written as space symbols, as in `copied_piece`.
+    A space symbol in such a piece stands for a space, as in the pieces of `copied_piece`.
     """
     return _in_characters(*text_and_pieces(model.processor.decode(list(pieces), return_type="serialized_proto")))
 

@@ -58,7 +58,7 @@ def model_facts(model: bytes) -> SubwordFacts:
 
 
 def _rules_contain_space(charsmap: bytes) -> bool:
-    """Returns whether a normalisation rule contains a space, so that words affect neighbouring words.
+    """Returns whether a normalisation rule contains a space. Such a rule can change a word and its neighbour together.
 
     The table begins with the size of an array in bytes, and the array follows. The array holds the keys of the rules as
     a trie of 32-bit units, in the double-array format of the library darts-clone. From the node with index i, whose
@@ -166,9 +166,10 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     """Returns a model file that segments text into the same pieces as `model`, but with new ids.
 
     The new id of a piece is its index in `pieces`. If a source model and a target model are renumbered with the same
-    `pieces`, both models share a table of ids. `pieces` begins with <unk>, <s> and </s>, and contains every piece of
-    the model except the special pieces. The new model never produces a piece that `model` does not have. If `model`
-    lacks a piece in `control`, such as a language token, the new model decodes this piece to the empty text.
+    `pieces`, both models share a table of ids. `pieces` begins with <unk>, <s> and </s>. The rest of `pieces`
+    must include every piece of the model except unknown and control pieces. The new model never produces a piece that
+    `model` does not have. If `model` lacks a piece in `control`, such as a language token, the new model decodes this
+    piece to the empty text.
 
     Raises ValueError if `pieces` lacks pieces of the model or has duplicates.
     """

@@ -32,10 +32,10 @@ from nmtkit.text.languages import example_codes
 from nmtkit.text.normalization import INVISIBLE_CHARACTERS, WHITE_SPACE, normalized
 
 UNK, BOS, EOS = 0, 1, 2
-FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread at a fixed cost
+FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread, which has a fixed cost
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
-# Spaces of rule 1 of `SubwordModel.prepared`: tab, and the Unicode category Zs except U+0020.
+# White space that rule 1 of `SubwordModel.prepared` can replace: tab, and the Unicode category Zs except U+0020.
 SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f\u3000"
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
@@ -62,7 +62,7 @@ def escaped(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Undoes the escape of `normalize` on a line. The result is one line, because newlines become spaces."""
+    """Removes the escapes of `normalize` from a line. The result is one line, because newlines become spaces."""
     if ESCAPE in text:
         text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SYMBOL if match[1] == "_" else ESCAPE, text)
     return text.replace("\n", " ")
@@ -71,8 +71,8 @@ def unescape(text: str) -> str:
 class SubwordModel:
     """A SentencePiece model: prepares text, and converts text to ids and ids to text.
 
-    Raises ValueError for a damaged model, and for a model whose unk, bos and eos ids are not 0, 1 and 2. The message
-    names `side`.
+    Raises ValueError for a damaged model, for a model whose unk, bos and eos ids are not 0, 1 and 2, and for a model
+    that needs a newer nmtkit. The message names `side`.
     """
 
     def __init__(self, model: bytes, side: str = "source") -> None:
@@ -101,7 +101,7 @@ class SubwordModel:
 
     @cached_property
     def piece(self) -> Callable[[int], str]:
-        """The function from an id, a Python integer, to its piece.
+        """A function that returns the piece of an id. The id must be a Python integer.
 
         Results are cached, because a call of the library takes 5 µs.
         """
@@ -109,17 +109,18 @@ class SubwordModel:
 
     @cached_property
     def foreign_ids(self) -> dict[str, int]:
-        """The pieces that only the other side produces, and their ids in the shared table (`spm_model.renumbered`).
+        """Maps each piece that only the model of the other side produces to its id in the shared table.
 
-        Text that is unknown to the model, such as a letter that occurs only in the training data of the other side, is
-        looked up here. Marian and transformers produce the same ids, because both look up all pieces in one vocabulary.
+        `spm_model.renumbered` makes this table. Text that is unknown to this model, such as a letter that occurs only
+        in the training data of the other side, is looked up here. Marian and transformers produce the same ids, because
+        both look up all pieces in one vocabulary.
         """
         unused = filter(self.processor.is_unused, range(len(self)))
         return {self.processor.id_to_piece(id).removeprefix(FOREIGN): id for id in unused}
 
     @cached_property
     def missing_spaces(self) -> str:
-        """The characters of SPACES that have no piece, which rule 1 replaces by U+0020.
+        """The characters of SPACES that are not pieces. Rule 1 replaces these characters by U+0020.
 
         The training data of the tokenizer did not contain these characters, or training replaced tabs by spaces.
         """
@@ -130,7 +131,7 @@ class SubwordModel:
     def missing(self) -> tuple[str, str]:
         """The invisible characters and the white space that the model encodes as <unk> or as bytes.
 
-        Preparation removes these invisible characters and replaces this white space by U+0020. Other characters of
+        Rule 2 removes these invisible characters and replaces this white space by U+0020. Other characters of
         both kinds are in the vocabulary, or the rules of the model change them.
         """
 
@@ -147,7 +148,7 @@ class SubwordModel:
 
     @cached_property
     def white_space(self) -> re.Pattern[str]:
-        """A pattern for the white space in `missing`, which has neither the space nor the line feed."""
+        """A pattern for the white space in `missing`. U+0020 and the line feed are never in `missing`."""
         return _any_of(self.missing[1])
 
     @cached_property
@@ -163,15 +164,15 @@ class SubwordModel:
         return _any_of("".join(map(chr, self.replacements)))
 
     def prepared(self, text: str) -> str:
-        """Returns one or more lines as SentencePiece reads them. All text must pass through this method.
+        """Prepares one or more lines for SentencePiece. All text must pass through this method.
 
-        Rule 1 keeps control characters and zero-width characters, which then become bytes. Steps before the tokenizer
-        removed these characters from raw text, but not from datasets. Rule 2 prepares all text alike.
+        Rule 1, of old tokenizers, keeps control characters and zero-width characters, which then become bytes. When
+        raw text is translated, an earlier step removes these characters. Rule 2 removes them also from datasets.
         """
         if self.preparation == 1:
             return normalize(text, self.missing_spaces)
         if text.isascii():
-            return text.translate(self.replacements)  # a table lookup for each byte; other text needs a pattern
+            return text.translate(self.replacements)  # fast for ASCII text only; the pattern below is for other text
         text = normalized(text)
         replaced = self._replaced.sub(lambda char: char[0].translate(self.replacements), text)
         # neighbours of a removed character may combine
@@ -220,12 +221,12 @@ def _any_of(chars: str) -> re.Pattern[str]:
     return re.compile(f"[{re.escape(chars)}]" if chars else r"(?!)")
 
 
-@cache  # one notice for each process
+@cache  # one warning for each process
 def _tell_of_rule_1() -> None:
     logger.warning(
-        "this tokenizer was made before nmtkit prepared all text alike: control characters and zero-width characters "
-        "stay in the rows of its datasets, but not in raw text, so a test set of a dataset and the same text in a file "
-        "can have different translations; to avoid this, train a model on a new dataset"
+        "an old version of nmtkit made this tokenizer: control characters and zero-width characters stay in its "
+        "datasets, but are removed from raw text, so a test set of a dataset and the same text in a file can have "
+        "different translations; to avoid this, train a model on a new dataset"
     )
 
 
@@ -233,9 +234,10 @@ class Tokenizer:
     """One SentencePiece model for both sides, or one for each side.
 
     The vocabulary is joint if there is one model, or two models that share one table of ids (`spm_model.renumbered`).
-    `languages` has the control pieces at the end of the table of a multilingual model, such as __de__ or deu_Latn.
+    `languages` has the ids of the language tokens of a multilingual model, such as __de__ or deu_Latn. These tokens are
+    the control pieces at the end of the table.
 
-    Raises ValueError for a damaged model, and for a model whose unk, bos and eos ids are not 0, 1 and 2.
+    Raises the errors of `SubwordModel`.
     """
 
     def __init__(self, source_model: bytes, target_model: bytes | None = None) -> None:
@@ -293,7 +295,7 @@ class Tokenizer:
         )
 
     def _with_notice(self) -> "Tokenizer":
-        """Returns this tokenizer. Logs a notice if an old rule prepares its text."""
+        """Returns this tokenizer. Logs a warning, once per process, if the tokenizer prepares text by rule 1."""
         if self.source.preparation < NEWEST_PREPARATION:
             _tell_of_rule_1()
         return self
@@ -371,7 +373,7 @@ class Tokenizer:
         return any(self.source.piece(id).startswith(">>") for id in self.languages.values())
 
     def language_flags(self, source: str | None, target: str | None) -> list[str]:
-        """Returns the flags of `nmtkit generate` that choose the languages. Example codes replace missing codes."""
+        """Returns the flags of `nmtkit generate` that choose the languages. A code of None becomes an example code."""
         if self.has_target_languages_only:
             return ["--target-lang", target or example_codes(self.languages)[0]]
         pair = zip(("--source-lang", "--target-lang"), example_codes(self.languages, source, target), strict=True)

@@ -35,18 +35,18 @@ class ByteNetConfig(Config):
     )
     unfold_factor: float = option(
         1.2,
-        "columns of the source representation per source token, rounded to 0.001 (equation 2, a)",
+        "columns of the source representation per source token, rounded to 0.001 (a in equation 2)",
         min=1,
         max=100,
     )
-    unfold_extra: int = option(0, "further columns of the source representation (equation 2, b)", min=0, max=65_536)
+    unfold_extra: int = option(0, "further columns of the source representation (b in equation 2)", min=0, max=65_536)
     dropout: float = option(0.0, "dropout on embeddings and on each block's output", min=0, below=1, finetuning="free")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.encoder_kernel % 2 == 0:
             raise ValueError(
-                f"--encoder-kernel is {self.encoder_kernel}; it must be odd, so that it has a middle token"
+                f"--encoder-kernel is {self.encoder_kernel}; it must be odd, so that the kernel has a middle token"
             )
         if not self.dilations:
             raise ValueError("--dilations is empty; give at least one dilation")
@@ -59,7 +59,7 @@ PUBLISHED = ByteNetConfig()
 
 
 def unfold(source: Packed, factor: float, extra: int) -> Packed:
-    """Extends values [S, D] with zeros to ceil(factor n) + extra columns for a sentence of n tokens (equation 2).
+    """Extends values [S, width] with zeros to ceil(factor n) + extra columns for a sentence of n tokens (equation 2).
 
     The factor is rounded to thousandths, so that host and device compute the same lengths with integers.
     """
@@ -76,7 +76,7 @@ def unfold(source: Packed, factor: float, extra: int) -> Packed:
 
 
 class ResidualBlock(nn.Module):
-    """Figure 3, left: 1x1, dilated and 1x1 convolution, 2D -> D -> D -> 2D, each after a layer norm and a ReLU.
+    """Three convolutions (1x1, dilated, 1x1), each after a layer norm and a ReLU (figure 3, left): 2D -> D -> D -> 2D.
 
     The weights of the last convolution are divided by `depth`, the number of blocks of the stack.
     """
@@ -118,13 +118,14 @@ def residual_blocks(config: ByteNetConfig, count: int, kernel: int, causal: bool
 class ByteNet(IncrementalArchitecture):
     """A decoder of masked convolutions stacked on an encoder of convolutions, without attention.
 
-    Target token t reads column t of the source representation, which the encoder computes from the columns around it.
+    Target token t reads column t of the source representation. This column also depends on the columns around it.
     The paper does not say how the column and the target embedding, both 2D wide, are combined. Here they are added.
     After the last column, the decoder reads only the embedding (section 3.2).
 
-    The paper does not state the initialisation. Here embeddings have a standard deviation of (2D)^-1/2, and the last
-    weights of a block are divided by the number of blocks. So a stack of any depth starts near the identity, as Zhang
-    et al. (2019, "Fixup") recommend for residual networks. Models then learn faster (benchmarks/RESULTS.md).
+    The paper does not state the initialisation. Here embeddings have a standard deviation of (2D)^-1/2, and the
+    weights of the last convolution of a block are divided by the number of blocks. So a stack of any depth starts near
+    the identity, as Zhang et al. (2019, "Fixup") recommend for residual networks. Models then learn faster
+    (benchmarks/RESULTS.md).
     """
 
     def __init__(self, config: ByteNetConfig, vocabulary: Vocabulary) -> None:
@@ -143,7 +144,7 @@ class ByteNet(IncrementalArchitecture):
         self.output_projection = nn.Linear(width, vocabulary.target)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the source representation [columns, 2D]. A sentence of n tokens has ceil(a n) + b columns."""
+        """Returns the source representation [columns, 2D]. n tokens have ceil(a n) + b columns (equation 2)."""
         embedded = source.with_values(self.dropout(self.source_embedding(source.values)))
         columns = unfold(embedded, self.config.unfold_factor, self.config.unfold_extra)
         x = columns.values

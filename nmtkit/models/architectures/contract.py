@@ -1,6 +1,6 @@
 """Checks of the forward pass of an architecture on two random sentences.
 
-Before an architecture of a plug-in is trained, `check_forward` checks it. `nmtkit.contracts` has further checks.
+`check_forward` runs before the training of an architecture from a plug-in. `nmtkit.contracts` has further checks.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from nmtkit.models.architectures.interface import Architecture, Vocabulary
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
 CHANGED_FROM = 4  # position from which the words of the first target sentence are changed
 FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
-TOLERANCE = 1e-4  # allowed change as a share of the largest feature; a different order of summation changes less
+TOLERANCE = 1e-4  # allowed change as a share of the largest feature; another order of summation changes less
 
 
 class ContractError(ValueError):
@@ -33,7 +33,7 @@ def described(value: object) -> str:
 
 
 def words(lengths: tuple[int, ...], size: int, seed: int, longest: int | None = None) -> Packed:
-    """Returns random sentences of word ids below `size`, with at most `longest` words."""
+    """Returns sentences of `lengths` random word ids below `size`. Longer sentences are cut to `longest` words."""
     generator = torch.Generator().manual_seed(seed)
     first = min(FIRST_WORD, size - 1)
     limited = [min(length, longest or length) for length in lengths]
@@ -57,7 +57,7 @@ def evaluated(model: Architecture) -> Iterator[None]:
 def check_forward(model: Architecture, vocabulary: Vocabulary) -> None:
     """Raises ContractError if the forward pass of a model on the CPU breaks the contract.
 
-    The checks are shapes, causality, and independence of the sentences of a batch. They take 7 passes over 14 words.
+    The checks are shapes, causality, and independence of the sentences of a batch: 7 passes over 14 target words.
     """
     source = words(SOURCE_LENGTHS, vocabulary.source, 5, model.max_source_positions)
     target = words(TARGET_LENGTHS, vocabulary.target, 6, model.max_target_positions)
@@ -82,7 +82,8 @@ def check_shapes(model: Architecture, source: Packed, target: Packed, vocabulary
         raise ContractError(
             f"{name}.encode returned values of shape {list(memory.values.shape)} on a layout of {layout.sentences} "
             f"sentences and {layout.tokens} tokens, for {sentences} source sentences of {source.layout.tokens} tokens; "
-            "the layout must have the same number of sentences, and the values one row for each token of the layout"
+            "the layout must have the same number of sentences, and the values must have one row for each token of "
+            "the layout"
         )
     for method, features in (("decode", model.decode(memory, target)), ("forward", model(source, target))):
         check_features(f"{name}.{method}", features, tokens)
@@ -101,14 +102,14 @@ def check_features(name: str, features: object, tokens: int) -> None:
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != tokens:
         padded = isinstance(features, Tensor) and features.dim() == 3
         raise ContractError(
-            f"{name} returned {described(features)} for {tokens} target tokens; it must return features [T, D], a row "
-            f"for each token, of shape [{tokens}, D]"
+            f"{name} returned {described(features)} for {tokens} target tokens; it must return features [T, D] "
+            f"with one row for each token: a shape of [{tokens}, D]"
             + ("; Packed.from_padded(features, layout).values drops the padding" if padded else "")
         )
 
 
 def check_causality(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
-    """Raises ContractError if the features of a target word depend on later words."""
+    """Raises ContractError if features depend on later target words or are not finite."""
     first = min(CHANGED_FROM, int(target.layout.lengths[0]) - 1)
     length = int(target.layout.lengths[0])
     changed = target.values.clone()
@@ -121,8 +122,8 @@ def check_causality(model: Architecture, source: Packed, target: Packed, vocabul
         raise ContractError(
             f"{type(model).__name__} reads later target words, so its perplexity will be too low and its BLEU 0. If "
             f"the words from position {first} on change, earlier features change by {change:.1%} of the largest "
-            "feature. decode may use only the target tokens up to each position (a causal mask, or a recurrence from "
-            "left to right)"
+            "feature. At each position, decode must use only the target tokens up to this position (with a causal "
+            "mask, or a recurrence from left to right)"
         )
 
 

@@ -1,4 +1,4 @@
-"""ConvS2S: "Convolutional Sequence to Sequence Learning" (Gehring et al. 2017). The code has the order of section 3."""
+"""ConvS2S: "Convolutional Sequence to Sequence Learning" (Gehring et al. 2017). The code follows section 3."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from nmtkit.models.layers.dropout import Dropout
 # B sentences, S source tokens, T target tokens, M tokens of the longest source sentence, R hypotheses of a sentence;
 # `embedding` is the width of the embeddings, `width` is the width of a block
 
-HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values (section 3.4)
+HALF = math.sqrt(0.5)  # factor that gives a sum of two values the variance of one value (section 3.4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,13 @@ class ConvS2SConfig(Config):
             widths, kernels = getattr(self, f"{side}_widths"), getattr(self, f"{side}_kernels")
             if not widths or len(widths) != len(kernels):
                 raise ValueError(
-                    f"--{side}-widths has {len(widths)} numbers and --{side}-kernels {len(kernels)}; "
+                    f"--{side}-widths has {len(widths)} numbers, but --{side}-kernels has {len(kernels)}; "
                     "give one width and one kernel for every block"
                 )
         if any(kernel % 2 == 0 for kernel in self.encoder_kernels):
             raise ValueError(
-                f"--encoder-kernels is {','.join(map(str, self.encoder_kernels))}; each must be odd, so that it has a "
-                "middle token"
+                f"--encoder-kernels is {','.join(map(str, self.encoder_kernels))}; each number must be odd, so that "
+                "the kernel has a middle token"
             )
 
 
@@ -70,7 +70,7 @@ PUBLISHED = ConvS2SConfig()
 
 
 class TokenEmbedding(nn.Module):
-    """Token plus learned position embeddings, with dropout: [T, embedding]."""
+    """The sum of token embeddings and learned position embeddings, with dropout: [T, embedding]."""
 
     def __init__(self, config: ConvS2SConfig, vocabulary: int) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class ConvS2S(IncrementalArchitecture):
             x = block(x, source.layout)
         z = self.encoder_out_proj(x)
         if z.requires_grad:
-            # this gradient is a sum over all attentions, so it is divided by the number of attentions (section 3.4)
+            # this gradient is a sum over all decoder blocks, so it is divided by the number of blocks (section 3.4)
             z.register_hook(lambda gradient: gradient / len(self.decoder))
         return source.with_values(torch.cat([z, (z + e) * HALF], -1))
 

@@ -52,9 +52,10 @@ PUBLISHED = DeepAttConfig()
 
 
 class FastForwardLayer(nn.Module):
-    """One LSTM layer: [T, width] -> [T, gate_rows + hidden]. The output is `gate_rows` columns of W x + b, then h.
+    """One LSTM layer: [T, width] -> [T, gate_rows + hidden].
 
-    The LSTM of torch does not return W x + b, so these columns are computed a second time.
+    The output is the first `gate_rows` columns of W x + b, followed by h. The LSTM of torch does not return W x + b, so
+    these columns are computed a second time.
     """
 
     def __init__(self, width: int, hidden: int, gate_rows: int, dropout: float, reverse: bool) -> None:
@@ -72,7 +73,7 @@ class FastForwardStack(nn.Module):
     """LSTM layers with fast-forward connections. `reverse[i]` is true if layer i runs backwards.
 
     f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5). Only linear maps connect f of one layer to f
-    of the next. Half takes the first half of f.
+    of the next. Half takes the first half of f, and Dr is dropout.
     """
 
     def __init__(self, config: DeepAttConfig, width: int, reverse: Sequence[bool]) -> None:

@@ -59,7 +59,7 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Returns features [T, D]. Each row depends only on the memory of its sentence and on earlier target tokens."""
+        """Returns features [T, D]. Row t depends only on the memory of its sentence and on targets up to row t."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
         """Returns the features [T, D] of all target tokens, from which `output_projection` computes the logits."""
@@ -68,7 +68,7 @@ class Architecture(nn.Module, ABC):
     def check_length(self, title: str, tokens: int, side: Literal["source", "target"]) -> None:
         """Raises TooLongError if the model has too few positions for a sequence of `tokens` tokens.
 
-        The tokens include eos. For the decoder, which reads bos and predicts eos, the number of positions is the same.
+        The tokens include eos. A decoder reads bos but not eos, so it needs the same number of positions.
         `title` names the sequence in the message.
         """
         limit = self.max_source_positions if side == "source" else self.max_target_positions
@@ -92,7 +92,7 @@ class Architecture(nn.Module, ABC):
         return [x for name, x in modules if isinstance(x, nn.Embedding) and not name.endswith("positions")]
 
     def learning_rate_scale(self, kind: str) -> float:
-        """Returns the factor on --lr for parameters: matrices, embeddings, vectors, or tensors (3 or more axes)."""
+        """Returns the factor on --lr for parameters of a kind: matrices, embeddings, vectors, or tensors (3+ axes)."""
         return 1.0
 
     def begin_update(self, generator: torch.Generator) -> None:
@@ -145,16 +145,16 @@ class Architecture(nn.Module, ABC):
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
         """Returns a state of `slots` empty slots, whose tensors never change shape.
 
-        A hypothesis has up to `capacity` tokens, bos included. A source has up to `memory_capacity` tokens. The memory
-        must have the layout of the source.
+        A slot is for one sentence and its `beams` hypotheses. A hypothesis has up to `capacity` tokens, bos included. A
+        source has up to `memory_capacity` tokens. The memory must have the layout of the source.
         """
         raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
         """Computes the same as `step`, but the tokens of slot b are at position[b]. Returns logits in fp32.
 
-        The step must not wait for the device. Shapes must depend only on the state and on `lengths`: the largest
-        numbers of target and source positions in any slot.
+        The step must not wait for the device. Shapes must depend only on the state and on `lengths`, which has the
+        largest number of target positions and of source positions in any slot.
         """
         raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
@@ -163,7 +163,8 @@ def layer_index(layer: int | None, layers: int) -> int:
     """Returns the index of a decoder layer, counted from 0. `layer` counts from 1.
 
     None selects the layer that aligns words best. This layer is the second-to-last layer (Garg et al. 2019, "Jointly
-    Learning to Align and Translate"), or the last layer if there are at most two layers.
+    Learning to Align and Translate"), or the last layer if there are at most two layers. Raises ValueError if `layer`
+    is above the number of layers.
     """
     if layer is not None and layer > layers:
         raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")
@@ -179,7 +180,7 @@ class DecoderState(Protocol):
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Makes row n continue the hypothesis of row beam_index[n] (same sentence). `beam_index` is [N], int64."""
+        """Makes row n continue row beam_index[n], a hypothesis of the same sentence. `beam_index` is [N], int64."""
 
     @abstractmethod
     def drop_finished(self, sentences: Tensor) -> None:
@@ -214,7 +215,7 @@ class PrefixState(DecoderState):
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=memory.values.device)
 
     def append(self, tokens: Tensor) -> tuple[Packed, Packed]:
-        """Appends `tokens` [N]. Returns the prefixes, packed, and the memory of each row."""
+        """Appends `tokens` [N]. Returns the prefixes and the memories of all rows, both packed."""
         if not len(self.lengths) or int(self.lengths.max()) == self.prefixes.shape[1]:
             self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
         self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens

@@ -149,7 +149,7 @@ class MoE(IncrementalArchitecture):
         self.output_projection = nn.Linear(width, vocabulary.target)
         if config.initial_range is not None:
             for name, parameter in self.named_parameters():
-                if "experts" not in name:  # gates of experts keep their initial value 0
+                if "experts" not in name:  # experts keep their initial values, which are 0 for gates
                     nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
     def encode(self, source: Packed) -> Packed:

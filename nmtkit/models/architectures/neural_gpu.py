@@ -22,7 +22,7 @@ from nmtkit.models.layers.dropout import Dropout
 # B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
 # longest target sentence, D filters, W rows of an image, C columns of the widest image
 
-LONGEST_MEMORY = 63  # number of units after which the slowest filters of an untrained model forget an image
+LONGEST_MEMORY = 63  # number of CGRUs after which the slowest filters of an untrained model forget an image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class NeuralGPUConfig(Config):
     )
     recomputed_steps: int = option(
         8,
-        "number of steps whose images the backward pass recomputes together; training takes a third more time and a "
-        "small part of the memory; 0 keeps all images",
+        "number of steps whose images the backward pass recomputes together; training then takes a third more time, "
+        "but only a small part of the memory; 0: keep all images",
         min=0,
         max=10_000,
         finetuning="free",
@@ -69,7 +69,7 @@ class CGRU(nn.Module):
     Products with U, U' and U'' are convolutions (equation 1). The paper does not state the initial values. The code of
     the authors starts both gates with biases of 1, so an untrained model forgets a sentence of ten words. Here the
     biases of u are log(t), with t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent neural networks
-    warp time?"), so that filters forget over 1 to 63 units.
+    warp time?"), so that filters forget an image after 1 to 63 CGRUs.
     """
 
     def __init__(self, filters: int, kernel: int) -> None:
@@ -107,7 +107,7 @@ class TapeConvolution(nn.Module):
     """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
 
     Words are written to the first row of the tape, and all other rows are zero. So the convolutions change only the
-    upper `rows` rows of an image. The kernels have no rows that would only multiply zeros.
+    upper `rows` rows of an image. Kernel rows that would only multiply zeros are left out.
     """
 
     def __init__(self, filters: int, kernel: int, rows: int) -> None:
@@ -174,7 +174,7 @@ def image_of(memory: Packed) -> Tensor:
 
 
 def filters_last(image: Tensor) -> Tensor:
-    """Returns images [B, D, W, C] whose filters are neighbours in memory: convolutions are a third faster on a CPU."""
+    """Returns images [B, D, W, C] in the format channels_last, in which a CPU computes convolutions a third faster."""
     return image.contiguous(memory_format=torch.channels_last)
 
 

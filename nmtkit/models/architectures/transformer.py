@@ -42,13 +42,13 @@ from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, St
 # concatenated), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
-PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # number of random sentences for `--residual admin`, and their tokens
+PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # number and length of the random sentences for `--residual admin`
 
 
 def stack(
     kind: type[EncoderLayer] | type[DecoderLayer], config: TransformerConfig, numbers: Sequence[int]
 ) -> nn.ModuleList:
-    """Returns a layer for each number. Equal numbers are one layer, with one set of weights."""
+    """Returns a list with one layer for each of `numbers`. The same number stands for the same layer (tied weights)."""
     layers = {number: kind(config, numbers.index(number)) for number in dict.fromkeys(numbers)}
     return nn.ModuleList(layers[number] for number in numbers)
 
@@ -77,7 +77,7 @@ class Transformer(Architecture):
         encoder = stack(EncoderLayer, config, config.encoder_tied_layers or range(config.encoder_layers))
         decoder = stack(DecoderLayer, config, config.decoder_tied_layers or range(config.decoder_layers))
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
-        # the output of a pre-norm stack is a sum that is not normalised
+        # the last sum of a pre-norm stack is not normalised yet
         norm = config.pre_norm and config.reads_source
         self.encoder_norm = norm_of(config) if norm else nn.Identity()
         self.decoder_norm = norm_of(config) if config.pre_norm else nn.Identity()
@@ -87,7 +87,7 @@ class Transformer(Architecture):
         if config.positions == "learned":
             self.max_source_positions = config.max_positions if config.reads_source else None
             self.max_target_positions = config.max_positions
-        self.dropped: frozenset[int] = frozenset()  # indices of the layers that an update skips, encoder layers first
+        self.dropped: frozenset[int] = frozenset()  # indices of the layers that this update skips, encoder layers first
         # False for dropped layers, encoder layers first; a tensor, so that a compiled model can read it
         self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)
         self.apply(self.initialise)
@@ -120,7 +120,10 @@ class Transformer(Architecture):
         self(source, words(self.target_embedding.tokens))
 
     def initialise(self, module: nn.Module) -> None:
-        """Draws embeddings from N(0, 1 / d_model), so scaled embeddings have variance 1. Other weights use Xavier."""
+        """Draws embeddings and an untied output projection from N(0, 1 / d_model). Biases are zero.
+
+        Embeddings that are multiplied by sqrt(d_model) then have variance 1. Other linear layers have Xavier weights.
+        """
         if isinstance(module, nn.Embedding) or (module is self.output_projection and not self.config.tie_output):
             nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear) and module is not self.output_projection:
@@ -177,16 +180,16 @@ class Transformer(Architecture):
         return self.features(x)[: layout.tokens]
 
     def features(self, x: Tensor) -> Tensor:
-        """Returns features [T, D] for the output [T, D] of the last layer. With `base_width`, logits are scaled."""
+        """Returns features [T, D] for the last layer's output [T, D]. With `base_width`, features are also scaled."""
         x = self.decoder_norm(x)
         return x if self.config.base_width is None else x * self.config.width_ratio**-0.5
 
     def learning_rate_scale(self, kind: str) -> float:
-        """With `base_width`, matrices inside layers have a rate in proportion to 1 / width (Yang et al. 2021, table 8).
+        """Returns the factor on the learning rate with `base_width` (Yang et al. 2021, table 8), or 1 without it.
 
-        Embeddings are multiplied by sqrt(d_model), and features by 1 / sqrt(width) before the output projection. So
-        embeddings have a rate in proportion to 1 / sqrt(width), and Adam changes embeddings and logits alike at any
-        width.
+        The factor of matrices inside layers is proportional to 1 / width. Embeddings are multiplied by sqrt(d_model),
+        and features by 1 / sqrt(width) before the output projection. So the factor of embeddings is proportional to
+        1 / sqrt(width), and an update of Adam changes embeddings and logits equally at any width.
         """
         powers = {"matrices": -1.0, "tensors": -1.0, "embeddings": -0.5}
         return self.config.width_ratio ** powers.get(kind, 0.0)

@@ -75,13 +75,13 @@ class TransformerConfig(Config):
     )
     residual: Literal["plain", "deepnorm", "admin"] = option(
         "plain",
-        "weight of the input in the sum with the output of a sub-layer, for deep models with norms after the "
+        "weight of the residual connections; plain: 1; deepnorm and admin are for deep models with norms after the "
         "sub-layers; deepnorm: a constant, with smaller initial weights (Wang et al. 2022); admin: learned, initially "
         "from the variances of the sub-layers (Liu et al. 2020)",
     )
     window: int | None = option(
         None,
-        "self-attention sees only a neighbourhood of this size (section 4, r); none: all tokens",
+        "self-attention sees only a neighbourhood of this many tokens (r in section 4); none: all tokens",
         min=1,
         max=16_777_216,
     )
@@ -119,8 +119,8 @@ class TransformerConfig(Config):
     )
     base_width: int | None = option(
         None,
-        "width of a smaller model whose best learning rate this model shares: maximal update parametrization (Yang et "
-        "al. 2021, table 8), which scales the logits and the learning rates; none: the parametrization of the paper",
+        "width of a smaller model with the same best learning rate: maximal update parametrization (Yang et al. 2021, "
+        "table 8), which scales the logits and the learning rates; none: no such scaling",
         min=1,
         max=65_536,
     )

@@ -185,7 +185,7 @@ class SelfAttention(nn.Module):
             x = torch.cat([part.flatten(1) for part in (query, key, value)], 1)
         if self.rotary is not None:
             if isinstance(positions, Tensor):
-                positions = F.pad(positions, (0, len(qkv) - len(positions)))  # padding rows have no position
+                positions = F.pad(positions, (0, len(qkv) - len(positions)))  # padding rows get position 0
             x = self.rotary(x, positions, self.turned_heads)
         return x.to(qkv.dtype)
 
@@ -250,9 +250,9 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
         """Returns the sums [T, D] of the embeddings of token ids [T] and of their position encodings.
 
-        `position` has the position of each token [T], or is the position of all tokens. Every position must be below
-        `length`, the size of the table of positions. With `zero_first` (`--zero-bos`), the embedding of the token at
-        position 0 is zero, so the sum is the position encoding alone, if there is any.
+        `position` has the position of each token [T], or is one integer, the position of all tokens. Every position
+        must be below `length`, the size of the table of positions. With `zero_first` (`--zero-bos`), the embedding of
+        the token at position 0 is zero, so the sum is the position encoding alone, if there is any.
         """
         x = self.tokens(tokens) * self.scale
         if self.zero_first and isinstance(position, Tensor):
@@ -261,7 +261,7 @@ class Embedding(nn.Module):
             x = torch.zeros_like(x)
         if self.config.positions in ADDED_POSITIONS:
             table = self.table(length)
-            learned = self.positions  # is called, because its weight may be rounded (--quantize-aware)
+            learned = self.positions  # must be called, because --quantize-aware rounds its weight in a call
             x = x + (table[position] if learned is None else learned(torch.as_tensor(position, device=x.device)))
         return self.dropout(self.norm(x))
 
@@ -269,7 +269,7 @@ class Embedding(nn.Module):
         return sinusoids(length, self.config.d_model, self.config.positions, self.config.position_offset)
 
     def table(self, length: int) -> Tensor:
-        """Returns encodings of at least `length` positions. Raises ValueError beyond the learned positions."""
+        """Returns encodings of at least `length` positions. Raises ValueError if the model has learned fewer."""
         if self.positions is not None:
             limit = self.positions.num_embeddings
             if length > limit:

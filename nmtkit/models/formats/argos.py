@@ -34,7 +34,7 @@ def save(source: Path, destination: Path, languages: tuple[str, str], quantizati
     """Writes `source`, the checkpoint of a Transformer, as the package `destination` for a language pair.
 
     Raises ValueError for a multilingual model, for a tokenizer with two SentencePiece models, and for a model that
-    CTranslate2 does not support.
+    CTranslate2 does not support. Raises ImportError if the package ctranslate2 is missing.
     """
     contents = checkpoint.load(source)
     tokenizer = building.tokenizer_of(contents, source)
@@ -62,7 +62,7 @@ def save(source: Path, destination: Path, languages: tuple[str, str], quantizati
         folder = Path(temporary) / name
         folder.mkdir()
         ctranslate2.save(source, folder / "model", quantization)
-        for copy in (folder / "model").glob("*.model"):  # the package has the SentencePiece model once
+        for copy in (folder / "model").glob("*.model"):  # the package has this model at its top
             copy.unlink()
         write_files(
             folder, {"sentencepiece.model": tokenizer.source_model, "README.md": card, "metadata.json": metadata}

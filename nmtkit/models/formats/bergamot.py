@@ -1,4 +1,4 @@
-"""Exports a student for the engines of browsers: Bergamot (Firefox Translations) and slimt.
+"""Exports a student (a small, fast model) for the engines of browsers: Bergamot (Firefox Translations) and slimt.
 
 A folder holds the model in 8 bits, the SentencePiece model, the lexical shortlist and config.yml. The file of the model
 has Marian's binary format: version, number of tensors, headers (length of the name, type, number of dimensions, bytes
@@ -40,7 +40,7 @@ MODEL, VOCABULARY, SHORTLIST = "model.intgemm.alphas.bin", "vocab.spm", "lex.s2t
 VERSION, ALIGNMENT = 1, 256
 FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # Marian's codes of data types
 INPUT_SCALE = "_QuantMultA"
-OUTPUT = "none"  # name of the output projection, whose matrix is the embeddings
+OUTPUT = "none"  # name of the output projection in Marian; the matrix itself is stored as the embeddings
 
 Item = tuple[int, tuple[int, ...], bytes]  # type, shape, data
 
@@ -48,8 +48,9 @@ Item = tuple[int, tuple[int, ...], bytes]  # type, shape, data
 def save(source: Path, destination: Path, pairs: Sequence[tuple[str, str]]) -> None:
     """Writes `source`, the checkpoint of a student, as a folder for Bergamot and slimt.
 
-    `pairs` are sentences and their translations, whose activations set the scales. Raises ValueError if the engines do
-    not support the architecture or the tokenizer. The message names the reason.
+    `pairs` are sentences and their translations. The scales come from the activations for these pairs. Raises
+    ValueError if there are no pairs, or if the engines do not support the architecture or the tokenizer. The message
+    names the reason.
     """
     if not pairs:
         raise ValueError("the scales of an int8 model come from sentences; give a file with at least one line")
@@ -114,7 +115,7 @@ def shortlist_of(contents: Mapping[str, Any], tokenizer: Tokenizer) -> LexicalEn
 
 
 def products(model: Transformer) -> dict[str, list[str]]:
-    """Returns the names of Marian's matrices for each linear layer. One layer of nmtkit may hold several matrices."""
+    """Maps each linear layer of nmtkit to the names of its matrices in Marian. A layer may hold several matrices."""
     modules = dict(model.named_modules())
     weights = {ours.removesuffix(".weight"): theirs for ours, theirs in MARIAN.of(model.config).items()}
     layers = {name: theirs for name, theirs in weights.items() if isinstance(modules.get(name), nn.Linear)}
@@ -153,7 +154,7 @@ def input_scales(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple
 
 
 def items_of(weights: Mapping[str, Tensor], scales: Mapping[str, float]) -> dict[str, Item]:
-    """Returns all tensors of the model as in the file: matrices in 8 bits, the others and the scales in 32 bits."""
+    """Returns all tensors in the form of the file: matrices in 8 bits, all other tensors and the scales in fp32."""
     items: dict[str, Item] = {}
     for name, tensor in weights.items():
         array = tensor.numpy()

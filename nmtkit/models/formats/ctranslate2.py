@@ -18,7 +18,7 @@ from nmtkit.models.layers.feed_forward import GATED
 # CTranslate2 supports every value of these settings
 SAME = SIZES | {"pre_norm", "norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps", "kv_heads", "rotary_base", "max_distance"}
-SAME |= {"d_key", "d_value"}  # if they are equal
+SAME |= {"d_key", "d_value"}  # `save` checks that both are equal
 ALLOWED = {"positions": (*ADDED_POSITIONS, "rotary", "relative", "none")}
 POSITIONS = 4096  # number of positions in the exported table of sinusoids
 
@@ -30,6 +30,7 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
     CTranslate2 sorts hypotheses by log probability / pieces. `length_penalty` in `translate_batch` changes this order.
 
     Raises ValueError if CTranslate2 does not support an option of the architecture. The message names the option.
+    Raises ImportError if the package ctranslate2 is missing.
     """
     require()
     model, tokenizer = building.from_checkpoint(source)
@@ -80,7 +81,7 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     encoder = TransformerEncoderSpec(config.encoder_layers, **settings)
     spec = TransformerSpec(encoder, TransformerDecoderSpec(config.decoder_layers, **settings))
     if config.positions == "rotary":
-        del encoder.position_encodings  # CTranslate2 makes the decoder without such a table
+        del encoder.position_encodings  # with rotary positions, the decoder has no such table either
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = config.scale_embeddings
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps

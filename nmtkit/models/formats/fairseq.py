@@ -310,7 +310,7 @@ def checkpoint_file(folder: Path) -> Path:
     if not files:
         raise FileNotFoundError(f"{folder} does not contain a checkpoint such as {NAMES[0]}")
     raise ValueError(
-        f"{folder} contains {len(files)} checkpoints, but no {NAMES[0]}; give the path of one, such as {files[0]}"
+        f"{folder} contains {len(files)} checkpoints, but no {NAMES[0]}; give the path of one file, such as {files[0]}"
     )
 
 

@@ -110,7 +110,8 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
             weights = [file for file in top if file.endswith(".safetensors")]
             return safetensors.load(download([*texts, *weights])), "nmtkit (safetensors)"
         if huggingface.CONFIG_FILE in top:
-            config = download([huggingface.CONFIG_FILE]) / huggingface.CONFIG_FILE  # before gigabytes of weights
+            # config.json is checked before gigabytes of weights are downloaded
+            config = download([huggingface.CONFIG_FILE]) / huggingface.CONFIG_FILE
             kind = ModelSettings(read_json(config), config).one_of("model_type", huggingface.LOADERS)
             weights = next((found for each in WEIGHTS if (found := list(filter(each.fullmatch, top)))), [])
             return detect.load(download([*texts, *weights])), f"transformers ({kind})"
@@ -124,6 +125,6 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
         raise error if name in str(error) else ValueError(f"{name}: {error}") from error
     present = ", ".join(sorted(top)[:8]) or "no file"
     raise ValueError(
-        f"{name} holds no model that nmtkit reads, at the top of the repository: a checkpoint (model.pt), a model of "
-        f"transformers (config.json), Marian (.npz) or fairseq (.pt); it holds {present}"
+        f"{name} does not hold a model that nmtkit reads. The top of the repository must contain a checkpoint "
+        f"(model.pt), or a model of transformers (config.json), Marian (.npz) or fairseq (.pt). It contains {present}"
     )

@@ -267,7 +267,10 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
 
 
 def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
-    """Warns of tokens that transformers removes from the text before SentencePiece divides the text into pieces."""
+    """Warns of `added` tokens, except `known` and special tokens, because the import leaves them out.
+
+    transformers separates these tokens from the text before SentencePiece divides the text into pieces.
+    """
     tokens = sorted(added - known - SPECIAL)
     if tokens:
         more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
@@ -297,7 +300,7 @@ def pieces_by_id(path: Path) -> dict[int, str]:
 
 
 def leave_out_bias(weights: Weights, folder: Path) -> None:
-    """Removes `final_logits_bias` from the weights of an M2M-100.
+    """Removes `final_logits_bias` from the weights of an M2M-100 model.
 
     M2M100ForConditionalGeneration of transformers has no output bias and ignores this tensor, so the import ignores the
     tensor too. Logs a warning if the tensor is not 0.
@@ -383,7 +386,7 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
     kind = model.get("type")
     if kind not in ("BPE", "Unigram") or model.get("byte_fallback") or not splits_at_spaces(contents):
         raise ValueError(
-            f"{path} was not made from a supported SentencePiece model (it is a {kind} model); copy "
+            f"{path} has a tokenizer of type {kind} that was not made from a supported SentencePiece model; copy "
             "sentencepiece.bpe.model into the folder"
         )
     if kind == "BPE":
@@ -419,7 +422,7 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
     """Returns the normalisation table of SentencePiece that a tokenizer.json has, or b"" if the file has no table.
 
-    `contents` is the file `path`. Raises ValueError for a normaliser that SentencePiece cannot express.
+    `contents` is the JSON object in `path`. Raises ValueError for a normaliser that SentencePiece cannot express.
     """
     outer = contents.get("normalizer") or {"normalizers": []}
     compiled = b""

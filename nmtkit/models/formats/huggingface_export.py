@@ -9,9 +9,9 @@ languages. The language tokens follow the pieces, in the order of this list. The
 language token. Tokens that the model does not have, such as the tokens of other languages, get copies of the embedding
 of <s>, because a trained model never predicts <s>.
 
-M2M-100 has no output bias. The output bias of an imported model only hides ids of nmtkit: <s>, if the decoder of the
-original starts from </s>, and pieces that the original does not have. The export leaves out these ids, so the export of
-an import has the same weights as the original.
+M2M-100 has no output bias. The output bias of an imported model only gives some ids the probability 0: pieces that the
+original model does not have, and <s> if the decoder of the original model starts from </s>. The export leaves out these
+hidden ids, so the export of an imported model has the same weights as the original model.
 """
 
 from collections.abc import Collection, Mapping
@@ -97,7 +97,7 @@ def save(source: Path, destination: Path) -> None:
     Raises ValueError if transformers does not support an option of the architecture or a language. The message names
     the reason. Raises ImportError if the package safetensors is missing.
     """
-    safetensors_package()  # before the model is read
+    safetensors_package()  # raises ImportError before the model is read
     contents = checkpoint.load(source)
     model, tokenizer = building.from_contents(contents, source)
     program = M2M if tokenizer.languages and not tokenizer.has_target_languages_only else MARIAN
@@ -184,7 +184,7 @@ def marian_weights(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tensor
 
 
 def marian_files(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the settings and the tokenizer of the export by file name."""
+    """Returns the files with the settings and the tokenizer of the export, by name."""
     source = tokenizer.source_pieces(range(tokenizer.source_size))
     target = tokenizer.target_pieces(range(tokenizer.target_size))
     shared = tokenizer.joint and config.share_embeddings
@@ -218,10 +218,11 @@ def check_languages(tokenizer: Tokenizer, source: Path) -> None:
 
 
 def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[int]:
-    """Returns the ids that the output bias hides. Raises ValueError if leaving them out changes probabilities.
+    """Returns the ids to which the output bias gives the probability 0 (hidden ids).
 
-    A hidden id can be left out if the bias of the other ids is 0, and if the hidden id has the embedding of another id:
-    </s> for the first token of the decoder, and <unk> for pieces.
+    Raises ValueError if an export without bias and hidden ids would have different probabilities. Hidden ids can be
+    left out if the bias of all other ids is 0, and if each hidden id has the embedding of a known id: </s> for the
+    first token of the decoder, and <unk> for pieces.
     """
     bias = model.state_dict().get("output_projection.bias")
     if bias is None:
@@ -240,7 +241,7 @@ def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[in
 def piece_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Returns the ids of the pieces by text, in order, without <unk>, bos, eos and language tokens.
 
-    Some entries of an imported model stand for no piece. They have names such as <unused 7>.
+    Some entries of an imported model do not stand for a piece. They have names such as <unused 7>.
     """
     ids = range(3, tokenizer.source_size - len(tokenizer.languages))
     return dict(zip(tokenizer.source_pieces(ids), ids, strict=True))
@@ -271,7 +272,7 @@ def m2m_weights(model: Transformer, rows: list[int]) -> dict[str, Tensor]:
 
 
 def m2m_files(config: TransformerConfig, tokenizer: Tokenizer, hidden: Collection[int], size: int) -> dict[str, Any]:
-    """Returns the settings and the tokenizer of an export with `size` ids by file name."""
+    """Returns the files with the settings and the tokenizer of an export with `size` ids, by name."""
     pieces = ordinary_pieces(tokenizer, hidden)
     sizes = {"vocab_size": size, "encoder_layerdrop": config.encoder_layerdrop}
     sizes |= {"decoder_layerdrop": config.decoder_layerdrop}

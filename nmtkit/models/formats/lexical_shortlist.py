@@ -52,8 +52,8 @@ class LexicalEntries:
 def read(path: Path, tokenizer: Tokenizer, vocabularies: tuple[Path, ...] = ()) -> LexicalEntries:
     """Reads a text file or a binary file.
 
-    The ids of a binary file come from the SentencePiece models `vocabularies` (one for both sides, or source and
-    target), or from `tokenizer`. Raises ValueError or OSError naming the file.
+    The ids of a binary file belong to the SentencePiece models `vocabularies` (one for both sides, or source and
+    target). Without `vocabularies`, they belong to `tokenizer`. Raises ValueError or OSError naming the file.
     """
     data = read_bytes(path, "it is read as a lexical shortlist")
     if data[:8] == MAGIC.to_bytes(8, "little"):
@@ -138,7 +138,7 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
 
 
 def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """Returns the pieces of the source and of the target vocabulary, without the mark of pieces of the other side."""
+    """Returns the source and the target vocabulary, without `FOREIGN`, which marks the pieces of the other side."""
     source = tokenizer.source_pieces(range(tokenizer.source_size))
     target = tokenizer.target_pieces(range(tokenizer.target_size))
     return [piece.removeprefix(FOREIGN) for piece in source], [piece.removeprefix(FOREIGN) for piece in target]
@@ -166,7 +166,7 @@ def _from_text(data: bytes, path: Path, tokenizer: Tokenizer) -> LexicalEntries:
             value = float(probability)
         except ValueError:
             raise ValueError(
-                f"{path}, line {number}: expected a target piece, a source piece and a probability, with spaces between"
+                f"{path}, line {number}: expected a target piece, a source piece and a probability, separated by spaces"
             ) from None
         if NULL in (source, target):
             continue

@@ -34,7 +34,8 @@ ACTIVATIONS = ("relu", "swish", "gelu")
 NORM_EPS = 1e-6
 POSITIONS = "sinusoidal_fairseq"
 SIDES = ("source", "target")
-SELF_ATTENTION = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}  # Marian's -> nmtkit's
+# name in Marian -> name in nmtkit
+SELF_ATTENTION = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}
 # Setting -> the values that nmtkit's Transformer supports. The first value is the default.
 FIXED: dict[str, tuple[str, ...]] = {
     "type": ("transformer",),

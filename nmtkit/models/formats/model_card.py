@@ -40,7 +40,7 @@ def model_card(
 ) -> str:
     """Returns the text of README.md for a checkpoint: usage, training and scores.
 
-    `usage` is a Markdown code block that translates with the model. `program` and `library` are for the Hugging Face
+    `usage` is a Markdown code block that shows how to translate. `program` and `library` are for the Hugging Face
     Hub: a tag, and the library that reads the model. With `prepared`, the program prepares the text itself.
     """
     run, config = contents.get("run", {}), contents["config"]
@@ -82,8 +82,8 @@ def published_card(
 ) -> str:
     """Returns the README.md of a model in a repository of the Hub: a card with licence, languages, base and scores.
 
-    `card` is the README.md of the export, if the format has one. `command` uses the model in nmtkit. `scores` are the
-    results of `read_scores`.
+    `card` is the README.md of the export, or None if the format has no such file. `command` uses the model in nmtkit.
+    `scores` are the results of `read_scores`.
     """
     run, origin = contents.get("run", {}), contents.get("origin", {})
     base = origin if "repository" in origin else run.get("base_origin", {})
@@ -97,7 +97,7 @@ def published_card(
     text = card or model_card(contents, usage, format, "nmtkit" if own else None, prepared=True)
     text = text.replace("---\n", "\n".join(["---", *lines, ""]), 1)
     if "repository" in base:
-        commit = f"@{base['commit']}" if "commit" in base else ""  # an average of two commits has none
+        commit = f"@{base['commit']}" if "commit" in base else ""  # an average of models from two commits has no commit
         source = f"{HUB_PREFIX}{base['repository']}{commit}"
         named = f" (licence {base['license']})" if "license" in base else ""
         text += f"\n## Origin\n\nThe weights come from `{source}`{named}.\n"

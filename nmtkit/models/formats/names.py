@@ -19,7 +19,7 @@ MARIAN_SUBLAYER = {"attention": "self_Wo", "ssru": "rnn_ffn", "average": "aan_ff
 
 @dataclass(frozen=True)
 class LayerNames:
-    """The names of layers in a format. Each row maps a layer of nmtkit to the layers that it concatenates.
+    """The names of layers in a format. Each row maps a layer of nmtkit to one or several layers of the format.
 
     `{q|b}` in a name stands for q in the name of a weight, and for b in the name of a bias. A name without such a pair
     gets the ending .weight or .bias. `{stack}` is encoder or decoder, and `{index}` is the index of a layer in its

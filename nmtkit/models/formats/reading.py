@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_file(path: Path, purpose: str = "") -> None:
-    """Raises an error unless `path` is a regular file. If the file is missing, the message ends with `purpose`."""
+    """Raises FileNotFoundError, whose message ends with `purpose`, or ValueError if `path` is not a regular file."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{purpose and '; '}{purpose}")
     if not path.is_file():  # reading a named pipe could block forever

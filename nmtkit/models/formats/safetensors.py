@@ -27,7 +27,7 @@ def save(source: Path, destination: Path) -> None:
     """Writes the checkpoint `source` as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
 
     A shortlist is in shortlist.safetensors. A parameter with several names is written once; nmtkit.json lists its other
-    names under `shared`, and all names, in their order, under `parameters`. The fingerprint of a model depends on the
+    names under `shared`, and all names, in their order, under `parameters`. The fingerprint of a model depends on this
     order.
     """
     safetensors_package()

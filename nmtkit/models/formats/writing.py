@@ -23,7 +23,7 @@ TRAINING |= {"gradient_checkpointing"}
 
 
 # The search defaults of nmtkit (`SearchOptions`) for programs that divide log probabilities by length ** exponent. For
-# outputs of 5 to 40 pieces, ((5 + length) / 6) ** 0.6 is nearly a multiple of length ** 0.45.
+# outputs of 5 to 40 pieces, ((5 + length) / 6) ** 0.6 is nearly proportional to length ** 0.45.
 BEAM, LENGTH_EXPONENT = 4, 0.45
 SEARCH_NOTE = f"""
 {{}} has the search settings that are nearest to the defaults of nmtkit: the beam, and a length penalty. Log
@@ -56,7 +56,7 @@ def check_expressible(
             f"{otherwise}"
         )
     config = model.config
-    width = config.d_model / config.heads  # the width of a head, which must be a whole number
+    width = config.d_model / config.heads  # the default width of a head, which --d-key and --d-value may repeat
     refused, wanted = [], []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -201,7 +201,7 @@ class RecurrentContext(Protocol):
     def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
         """Returns the weighted sum of the W tokens around each token for each of H heads: T D, T H W -> T D.
 
-        The last `newer` weights belong to the tokens that follow the token.
+        The last `newer` weights belong to the tokens after the current token.
         """
 
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:

@@ -120,7 +120,10 @@ def _blocks(x: Tensor, block: int) -> Tensor:
 
 
 def _with_neighbours(blocks: Tensor, causal: bool, beyond: int = 0) -> Tensor:
-    """Joins each block with the previous and, unless causal, the next block: blocks H block K -> blocks H keys K."""
+    """Joins each block with the previous and, unless causal, the next block: blocks H block K -> blocks H keys K.
+
+    Blocks before the first block and after the last block are filled with `beyond`.
+    """
     padded = F.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 0 if causal else 1), value=beyond)
     return torch.cat([padded[first : first + len(blocks)] for first in range(2 if causal else 3)], 2)
 

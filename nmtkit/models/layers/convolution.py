@@ -50,8 +50,8 @@ class PackedConvolution(nn.Module):
     """A one-dimensional convolution that stays within each sentence: [T, width] -> [T, output].
 
     `linear` maps the concatenated inputs of the kernel to the output: [kernel x width] -> [output]. In a step of
-    decoding, `states` holds the previous inputs of a causal convolution, and x holds the new token of each of N
-    sentences.
+    decoding, `states` holds the previous inputs of a causal convolution, and x holds the new token of each of the
+    N rows.
     """
 
     def __init__(self, linear: nn.Module, kernel: int, *, width: int, dilation: int = 1, causal: bool) -> None:

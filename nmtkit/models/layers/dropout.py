@@ -90,7 +90,10 @@ def takes_noise(x: Tensor, p: float) -> bool:
 
 
 def uses_kernels(x: Tensor) -> bool:
-    """Returns whether the kernels of `residual_gpu` can be used: on CUDA, with gradients, bf16 or fp32, uncompiled."""
+    """Returns whether the kernels of `residual_gpu` can be used for the tensor x.
+
+    The kernels need a CUDA tensor in bf16 or fp32, enabled gradients, and code that is not compiled.
+    """
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float32) or torch.compiler.is_compiling():
         return False
     return torch.is_grad_enabled() and residual_gpu.is_usable(x.device)

@@ -55,7 +55,11 @@ def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 def _fuses(x: Tensor) -> bool:
-    """Returns whether the fused product can be used: in training, on a CPU that multiplies in bf16, uncompiled."""
+    """Returns whether the fused product can be used for the tensor x.
+
+    The product needs a CPU with bf16 instructions, bf16 as compute dtype, enabled gradients, and code that is not
+    compiled.
+    """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
     return compute_dtype(x) == torch.bfloat16 and multiplies_in_bf16()

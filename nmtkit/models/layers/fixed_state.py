@@ -5,7 +5,7 @@ one vector for each hypothesis. The vector of a convolution holds the newest tok
 a model in fp64.
 
 `RecurrentCache` is the state of a search on a CPU, `StaticRecurrentCache` the state of a search with CUDA graphs. Both
-keep the states of all layers in one tensor, so that one operation reorders all of them.
+keep the states of all layers in one tensor, so that one operation reorders all states.
 """
 
 from collections.abc import Sequence
@@ -127,7 +127,7 @@ class StepContext:
 class RecurrentCache(MemoryCache):
     """Keys and values of the memory, and a state of `width` numbers for each layer and hypothesis.
 
-    `states` has the shape layers B D if all rows of a sentence are equal, otherwise layers N D.
+    `states` is [layers, B, width] if all rows of a sentence are equal, otherwise [layers, N, width].
     """
 
     def __init__(

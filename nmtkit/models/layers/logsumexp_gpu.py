@@ -17,7 +17,7 @@ from nmtkit.models.layers import works
 
 # N rows of a search, V target vocabulary
 
-COLUMNS = 1024  # number of columns that a program reads at a time
+COLUMNS = 1024  # number of columns that a Triton program reads at a time
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def kernel() -> Any:
 
 
 def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Returns the log-sum-exp of each row of fp32 logits N V, and the maxima of complete blocks of columns: N blocks.
+    """Returns the log-sum-exp [N] of fp32 logits [N, V], and the maxima [N, blocks] of complete blocks of columns.
 
     `block` is the number of columns of a block, a power of two. The log-sum-exp of a row with a NaN is NaN; maxima
     ignore NaN.

@@ -43,7 +43,7 @@ def prepack(model: nn.Module, precision: Precision) -> None:
     products.
 
     Some modules stay unchanged with all their children, and compute in fp32: modules with hooks, with parametrizations
-    or with a replaced `forward`, modules of an unknown subclass, and the composite modules of torch
+    or with a replaced `forward`, subclasses of `nn.Linear`, and the composite modules of torch
     (`nn.TransformerEncoderLayer`, `nn.MultiheadAttention`), which read the weights of their children.
     """
     keep_freed_memory()
@@ -209,9 +209,9 @@ class PrepackedLinear(InferenceLinear):
 class Int8Linear(InferenceLinear):
     """`nn.Linear` in 8 bits. Weights have one scale per output. Inputs have one scale per row, so rows are independent.
 
-    Inputs are rounded once, to round(127 x / largest absolute value of the row + 128). They are unsigned, because the
-    instruction of the processor needs unsigned inputs. Weights become integers up to `limit` (int8.py). Sums of
-    integers are exact. FBGEMM rounds the inputs and multiplies.
+    FBGEMM turns an input x into round(127 x / m) + 128, where m is the largest absolute value of its row. This integer
+    is unsigned, because the instruction of the processor needs unsigned inputs. Weights become integers up to `limit`
+    (int8.py). FBGEMM also multiplies. Sums of integers are exact.
     """
 
     dtype = torch.int8

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 
 class Rotary:
-    """Turns queries and keys by angles in proportion to their positions (Su et al. 2021, section 3.2.2, equation 34).
+    """Rotates queries and keys by angles in proportion to their positions (Su et al. 2021, section 3.2.2, equation 34).
 
-    The product of a turned query and a turned key depends on their distance only. Pair i of a head, elements i and
-    i + K/2, turns by position x base^(-2i / K).
+    The product of a rotated query and a rotated key depends on their positions only through the distance. Pair i of a
+    head (elements i and i + K/2) is rotated by the angle position x base^(-2i / K).
     """
 
     def __init__(self, width: int, base: float) -> None:
@@ -30,7 +30,7 @@ class Rotary:
         return positions[..., None] * self.base**-exponent
 
     def __call__(self, x: Tensor, positions: Tensor | int, heads: int) -> Tensor:
-        """Returns the rows `x` after turning their first `heads` heads of width K: T D -> T D.
+        """Returns the rows `x` with their first `heads` heads of width K rotated: T D -> T D.
 
         The other elements of a row, such as values, stay the same.
 
@@ -44,7 +44,7 @@ class Rotary:
 
 
 def turned(x: Tensor, heads: int, *, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns a copy of x (T D) whose first `heads` heads are turned. `cos` and `sin` of the angles are T 1 K/2."""
+    """Returns a copy of x (T D) whose first `heads` heads are rotated. `cos` and `sin` of the angles are T 1 K/2."""
     tokens, pairs = len(x), cos.shape[-1]
     x = x.contiguous()
     result = x.clone()
@@ -57,7 +57,7 @@ def turned(x: Tensor, heads: int, *, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Turned(torch.autograd.Function):
-    """The function `turned`. Its gradient turns back, so no copy of the heads is kept for the backward pass."""
+    """The function `turned`. Its gradient rotates back, so no copy of the heads is kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:

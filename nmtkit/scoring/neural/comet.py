@@ -1,13 +1,14 @@
 """COMET: metrics that learnt to predict human judgements from embeddings of an encoder (Rei et al. 2020 and 2022).
 
 Reads the checkpoints of the package unbabel-comet: `hparams.yaml` and `checkpoints/model.ckpt`. The encoder is XLM-R
-(Conneau et al. 2020). An embedding of a token is a weighted sum of all layers. Three classes of models exist:
+(Conneau et al. 2020). The embedding of a token is a weighted sum of all layers. Three classes of models exist:
 
-- `regression_metric` (COMET-22): the mean embeddings of source, translation and reference, their products and absolute
-  differences go through a feed-forward network.
-- `referenceless_regression_metric`: the same without a reference.
-- `unified_metric` (CometKiwi-22, UniTE): translation, source and reference are one input, and the embedding of the
-  first token goes through the network. With source and reference, the score is the mean over three inputs.
+- `regression_metric` (COMET-22): a feed-forward network reads the mean embeddings of translation and reference, and
+  the products and absolute differences of translation and reference, and of translation and source.
+- `referenceless_regression_metric`: the network reads the same features of translation and source.
+- `unified_metric` (CometKiwi-22, UniTE): the translation and the other texts are one input, and the network reads the
+  embedding of the first token. With a reference, the score is the mean over three inputs: the translation with the
+  source, with the reference, and with both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from nmtkit.scoring.segments import TextLines
 HPARAMS, CHECKPOINT = "hparams.yaml", "checkpoints/model.ckpt"
 CLASSES = ("regression_metric", "referenceless_regression_metric", "unified_metric")
 ENCODERS = {"XLM-RoBERTa": "XLMRoberta", "XLM-RoBERTa-XL": "XLMRobertaXL"}  # name in hparams -> prefix in transformers
-# packages of objects that Lightning stores beside the weights, such as the state of callbacks; none of them is needed
+# packages of objects that Lightning stores with the weights, such as the state of callbacks; the metric ignores them
 PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric", "torchmetrics", "numpy", "comet")
 ROWS = 2048  # rows that the feed-forward network reads at a time
 
@@ -46,7 +47,7 @@ def read_hparams(folder: Path) -> ModelSettings:
 
 
 class Comet(NeuralMetric):
-    """A COMET model, with scores times 100: COMET-22 and CometKiwi-22 are between 0 and 100 for most translations."""
+    """A COMET model. Scores are multiplied by 100: most scores of COMET-22 and CometKiwi-22 are between 0 and 100."""
 
     scale = 100.0
 
@@ -63,7 +64,7 @@ class Comet(NeuralMetric):
         self.kind = named.one_of("class_identifier", CLASSES)
         contents = pickles.load(path, PACKAGES)
         with naming(path):
-            # as in unbabel-comet, the file only names the class; the settings are in the checkpoint
+            # as in unbabel-comet, hparams.yaml names the class; for other settings, the checkpoint has precedence
             settings = ModelSettings(
                 {**named.values, **(pickles.to_plain(contents.get("hyper_parameters")) or {})}, path
             )
@@ -156,8 +157,8 @@ class Comet(NeuralMetric):
         return (self.scale * self.finite(torch.cat(values))).tolist()
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns the ids of <s> text </s>, or <s> text </s> </s> text </s>. Texts and inputs are cut to a limit."""
-        limit = self.positions - 2  # tokens of a text with <s> and </s>
+        """Returns the ids of <s> text </s>, or <s> text </s> </s> text </s>. Truncates long texts and long inputs."""
+        limit = self.positions - 2  # maximum tokens of a text, <s> and </s> included
         distinct = list(dict.fromkeys(text for each in texts for text in each))
         encoded = self.tokenizer.encode_batch(distinct, add_special_tokens=False)
         ids = {text: each.ids[: limit - 2] for text, each in zip(distinct, encoded, strict=True)}
@@ -207,7 +208,7 @@ def sparsemax(scores: Tensor) -> Tensor:
 
 
 def feed_forward(settings: ModelSettings, weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """Returns the network `estimator.ff`. In the checkpoint, each hidden layer counts as three modules."""
+    """Returns the network `estimator.ff`. In the checkpoint, every third module is a linear layer."""
 
     def activation(name: str) -> nn.Module:
         found = getattr(nn, name.title(), None)

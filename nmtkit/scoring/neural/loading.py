@@ -42,7 +42,10 @@ def load(name: str, model: str, device: str) -> NeuralMetric:
 
 
 def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
-    """Returns the folder of a model, its name for signatures, and its commit: "" for a local folder."""
+    """Returns the folder of a model, its name for signatures, and its commit, which is "" for a local folder.
+
+    Downloads the files of a Hub model that match `patterns`. Raises OSError or ValueError if the model is not found.
+    """
     if is_hub_name(model):
         from nmtkit.data.hub import download
 
@@ -53,7 +56,7 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
     if folder.suffix == ".ckpt" and folder.is_file():  # the command comet-score also takes the path of a checkpoint
         folder = folder.absolute().parents[1]
     if not folder.is_dir():
-        hint = f"; a model of the Hub is {HUB_PREFIX}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
+        hint = f"; for a model of the Hub, give {HUB_PREFIX}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
         raise FileNotFoundError(f"{model} is not a folder{hint}")
     return folder, folder.resolve().name, ""
 

@@ -46,7 +46,7 @@ class MetricX(NeuralMetric):
             dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32
             super().__init__(files, device, dtype)
             self.network = pretrained(transformers.MT5Model, config, weights, files.folder).to(self.device, dtype)
-            # a model with tied embeddings scales its outputs; `config` of recent transformers always says tied
+            # a model with tied embeddings scales its outputs; recent transformers report every `config` as tied
             factor = config.d_model**-0.5 if values.get("tie_word_embeddings", False) else 1.0
             self.projection = (projection[SCORE_ID] * factor).to(self.device, dtype)
         self.reads_reference = reads_reference
@@ -61,7 +61,7 @@ class MetricX(NeuralMetric):
         return self.rows(list(zip(*columns, strict=True)))[:, 0].tolist()
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns the ids of the pieces of "source: … candidate: … reference: …" without eos."""
+        """Returns at most MAX_TOKENS - 1 ids of the pieces of "source: … candidate: … reference: …", without eos."""
         lines = [
             f"source: {source} candidate: {candidate}" + "".join(f" reference: {text}" for text in reference)
             for candidate, source, *reference in texts

@@ -105,7 +105,10 @@ class NeuralMetric(SegmentMetric):
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yields the indices of the inputs of each batch, longest inputs first. A batch has at least one input."""
+    """Yields the indices of the inputs of each batch, longest inputs first.
+
+    A batch has at most `max_tokens` padded tokens, but at least one input.
+    """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
     while start < len(order):
@@ -132,11 +135,11 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], path: Path, **options: Any) -> Any:
-    """Returns a network of transformers with given weights. Raises ValueError for missing or unfitting weights."""
+    """Returns a `transformers` network with given weights. Raises ValueError for missing weights or wrong shapes."""
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report lists the wrong weights
     with quiet_transformers():
         network, report = architecture.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     wrong = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
     if wrong:
-        raise ValueError(f"{path}: {len(wrong)} weights are missing or have another shape, such as {wrong[0]}")
+        raise ValueError(f"{path}: {len(wrong)} weights are missing or have a wrong shape, such as {wrong[0]}")
     return network.eval()

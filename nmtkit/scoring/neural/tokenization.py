@@ -38,7 +38,7 @@ def from_sentencepiece(path: Path, family: Literal["xlm-roberta", "mt5"]) -> Any
     """Returns a tokenizer with the pieces and the normaliser of a SentencePiece unigram model.
 
     The steps are the same as in transformers 4, which COMET and MetricX were published with: bytes never replace
-    unknown characters. XLM-R has its special pieces in another order, and <mask> at the end.
+    unknown characters. XLM-R has its special pieces in a different order than the file, and adds <mask> at the end.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 

@@ -50,7 +50,8 @@ def translated_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yields source and translation of each unit of a PO or XLIFF file that has a translation.
 
-    Warns if the file names other `languages`. Raises ValueError, with the name of the file, if its format is wrong.
+    Warns if the languages in the file differ from `languages`. Raises ValueError, with the name of the file, if the
+    file is not in `format`.
     """
     source, target = languages
     options = ReadOptions(target, overwrite=True, source_language=source)

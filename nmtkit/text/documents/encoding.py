@@ -57,7 +57,7 @@ class Encoding:
 def codec_of(name: str) -> str:
     """Returns Python's name of an encoding. Raises ValueError for an unknown encoding."""
     try:
-        known = len(name) <= 40  # Python keeps every unknown name in memory
+        known = len(name) <= 40  # Python caches every unknown name, so long names are not looked up
         codec = codecs.lookup(_LABELS.get(name.lower(), name)).name if known else ""
     except (LookupError, ValueError):
         codec = ""
@@ -69,9 +69,9 @@ def codec_of(name: str) -> str:
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
     """Returns text and encoding of a file: the encoding of the byte order mark, or else `declared`, or else UTF-8.
 
-    With `web`, names of encodings have the same meaning as in browsers, and a file without a declaration that is not
-    UTF-8 is read as Windows-1252. Raises ValueError with the line for invalid bytes. Also raises ValueError if writing
-    the text would change the bytes of the file.
+    With `web`, names of encodings have the same meaning as in browsers, and a file without a declaration is read as
+    Windows-1252 if it is not valid UTF-8. Raises ValueError with the line for invalid bytes. Also raises ValueError if
+    writing the text would change the bytes of the file.
     """
     mark, codec = next(((mark, codec) for mark, codec in _MARKS if data.startswith(mark)), (b"", ""))
     if not codec:

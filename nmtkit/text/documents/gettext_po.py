@@ -31,7 +31,8 @@ WIDTH = 80  # maximum width of a line of the file, the same as in the programs o
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
 _LANGUAGE = re.compile(r"^Language:[ \t]*(\w+)", re.MULTILINE)
 _EMPTY_LANGUAGE = re.compile(r'(?<!-)Language:[ \t]*(?=\\n|")')
-_SOURCE_LANGUAGE = re.compile(r"^X-Source-Language:[ \t]*(\w{2,})", re.MULTILINE)  # of Poedit; "C" is no language
+# a header field of Poedit; its value "C" is not a language code
+_SOURCE_LANGUAGE = re.compile(r"^X-Source-Language:[ \t]*(\w{2,})", re.MULTILINE)
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:[ \t]*+\[[ \t]*+(\d+)[ \t]*+\])?[ \t]*+(?=\")")
 _STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
 _STRINGS = re.compile(r"[ \t]*+((?:\"(?>[^\"\\\r\n]++|\\[^\r\n])*+\"[ \t]*+)++)(?:#[^\r\n]*+)?")
@@ -140,7 +141,7 @@ def entries_of(text: str, codec: str = "utf-8") -> Iterator[CatalogueEntry]:
 def checked(entry: CatalogueEntry, text: str) -> CatalogueEntry:
     missing = [name for name in ("msgid", "msgstr") if not any(key.startswith(name) for key in entry.messages)]
     if missing or "msgid" not in entry.messages:
-        raise ValueError(f"line {line_of(text, entry.start)}: an entry without {(*missing, 'msgid')[0]}")
+        raise ValueError(f"line {line_of(text, entry.start)}: the entry has no {(*missing, 'msgid')[0]}")
     if ("msgid_plural" in entry.messages) == ("msgstr" in entry.messages):
         line = line_of(text, entry.start)
         raise ValueError(f"line {line}: an entry must have either msgstr, or msgid_plural and msgstr[0]")
@@ -155,7 +156,7 @@ class MessagePart:
     source: list[str]
     before: str  # text of `source` before the translated text
     after: str  # text of `source` after the translated text
-    width: int
+    width: int  # maximum number of columns of a wrapped line
     inline: Inline
     write: Callable[[str], str]
 
@@ -280,7 +281,7 @@ class Catalogue(Document):
         return edits
 
     def header_edits(self) -> list[FileEdit]:
-        """Returns the edit that writes a missing rule of plurals and an empty language into the header, if any.
+        """Returns the edit that adds a missing plural rule to the header and fills in an empty language, if needed.
 
         A file without a header gets a header with the rule.
         """
@@ -318,7 +319,7 @@ class Catalogue(Document):
         yield min(spans)[0], max(spans)[1], self.newline.join(lines)
 
     def message(self, keyword: str, text: str, source: Message) -> str:
-        """Returns a keyword and its string. Unless the source is one long line, wraps the string like gettext."""
+        """Returns a keyword and its string. Wraps the string like gettext, unless the source is one long line."""
         lines = [escaped(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)] or [""]
         wraps = not (source.lines == 1 and len(escaped(source.text)) > WIDTH)
         if len(lines) == 1 and (not wraps or len(f'{keyword} "{lines[0]}"') <= WIDTH):

@@ -19,8 +19,8 @@ from nmtkit.text.markup import TAG
 _STAND_IN = re.compile(r"(</?g\d+/?>)")
 _WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # excludes the no-break space
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
-_SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that a space may precede
-_CODE = "\ufffc"  # stands for a code in `before`
+_SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that may follow a space
+_CODE = "\ufffc"  # value of `before`, the previous character, after a code
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Piece:
 
     role: str  # "text", "opening", "closing" or "alone"
     text: str = ""  # without escapes; empty for a code
-    raw: str = ""  # the code as written in the file
+    raw: str = ""  # the code as written in the file, except in formats that use `start` and `end`
     name: str = ""  # an opening code and its closing code have the same name
     spaced: bool = False
     start: int = 0  # position in the file
@@ -62,16 +62,16 @@ def split_markup(text: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def is_markup(text: str) -> bool:
-    """Returns whether a text is HTML, in which entities stand for characters."""
+    """Returns whether a text is HTML: whether it has a tag, and an entity that stands for a character."""
     return TAG.search(text) is not None and _ENTITY.search(text) is not None
 
 
 def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
     """Returns the range of pieces to translate: from the first text to the last text.
 
-    A code before the first text or after the last text is included if its partner is inside the range, or if it is
-    spaced and a sign touches the code, because the translation may lack the sign. A pair of codes around the whole text
-    is left out, because its position is known.
+    A code before the first text or after the last text is included if its partner is inside the range. A spaced code
+    is also included if it touches punctuation, because the translation may lack this punctuation. A pair of codes
+    around the whole text is left out, because its position is known.
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
@@ -177,7 +177,7 @@ class Inline:
         # whether the last spaced code needs a space after it, and the index in `parts` where the space is inserted
         wants_space: bool | None = False
         gap = 0
-        glued = False  # whether no space may follow
+        glued = False  # whether the next text must not begin with a space
         for part in _STAND_IN.split(line):
             if part in self.codes:
                 piece = self.codes[part]
@@ -237,7 +237,7 @@ def _is_in_word(char: str) -> bool:
 
 
 def _may_follow_space(char: str) -> bool:
-    """Returns whether a space may precede a character. A space does not precede closing brackets and commas."""
+    """Returns whether a character may follow a space. Closing brackets and commas do not follow a space."""
     return not char.isspace() and (category(char) not in ("Pe", "Pf", "Po") or char in _SPACED_PUNCTUATION)
 
 

@@ -22,9 +22,9 @@ logger = logging.getLogger("nmtkit")
 class TagRules:
     """Names of elements, in small letters, that a format with tags treats differently from its default rules."""
 
-    untranslated: frozenset[str] = frozenset()  # their content is copied; they may stand inside a sentence
-    splitting: frozenset[str] = frozenset()  # no sentence continues at their tags
-    inline: frozenset[str] = frozenset()  # a sentence may continue at their tags
+    untranslated: frozenset[str] = frozenset()  # elements whose content is copied; a sentence may contain them
+    splitting: frozenset[str] = frozenset()  # no sentence continues after the tags of these elements
+    inline: frozenset[str] = frozenset()  # a sentence may continue after the tags of these elements
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ReadOptions:
     target_language: str | None = None  # a code, such as de or deu_Latn
     overwrite: bool = False  # replace existing translations, in formats with source and target texts
     tags: TagRules = TagRules()  # rules for web pages and tagged texts
-    source_language: str | None = None  # the language as which the text is read
+    source_language: str | None = None  # the language that the text should have
     name: str = "the file"  # name of the document in messages
     warn: Callable[[str], None] = logger.warning  # is called with each warning about the document
 
@@ -55,7 +55,7 @@ class Document(ABC):
 
     @classmethod
     def read(cls, data: bytes, options: ReadOptions) -> Self:
-        """Reads a file. Raises ValueError, with a message that begins with the line, if the file is invalid."""
+        """Reads a file. Raises ValueError, with the line number if it is known, if the file is invalid."""
         text, encoding = decode(data, cls.declared_encoding(data), cls.web)
         return cls(text, encoding, options)
 

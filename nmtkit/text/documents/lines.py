@@ -14,7 +14,7 @@ _BREAKABLE = re.compile(r"[ \t\r\n\f\v]+|[^ \t\r\n\f\v]+")  # a no-break space i
 _ENDS = SENTENCE_ENDS + ":։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
-_NEAR = 3  # a division moves by at most this number of words so that it follows punctuation
+_NEAR = 3  # the end of a part moves by at most this number of words to follow punctuation
 
 
 def ends_sentence(text: str) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 _NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
 
-# The placeholders of each format. A sign that could begin a placeholder but does not is also listed, because the
-# translation must not contain such a sign by chance.
+# The placeholders of each format. The patterns also match a sign that could begin a placeholder, such as a single %,
+# because the translation must not contain such a sign by chance.
 _PRINTF = (
     r"%%|%\{[^{}]*+\}|%(?:\([^()]*+\)|\d{1,2}\$)?[-+ #0',]{0,6}+(?:\d++|\*)?+(?:\.(?:\d++|\*)?+)?+"
     r"(?:<\w++>|[hlLqjztwI]*+[a-zA-Z@%])?"

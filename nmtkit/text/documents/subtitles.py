@@ -1,6 +1,6 @@
 """Subtitles: SubRip (.srt) and WebVTT (.vtt, W3C).
 
-The libraries srt, webvtt-py and pysubs2 write all cues again. They change numbers, times, line ends and blank lines, or
+The libraries srt, webvtt-py and pysubs2 rewrite all cues. They change numbers, times, line ends and blank lines, or
 drop notes, styles and tags. This module changes only the lines of text.
 
 The end of a line or of a cue is seldom the end of a sentence. So the lines of a cue are translated together, and the
@@ -62,7 +62,7 @@ class Cue:
 
 @dataclass
 class SubtitleBlock:
-    """Lines of a cue that are translated together. `pieces` leave out the codes at the start and the end."""
+    """Lines of a cue that are translated together. `pieces` exclude the codes at the start and the end."""
 
     cue: int
     start: int  # start of the part of the file to replace
@@ -85,7 +85,7 @@ class SubtitleBlock:
 def timing(text: str, start: int, end: int, *, expected: bool = False) -> tuple[int, int] | None:
     """Returns the times of a line in milliseconds, or None for a line of text. Raises ValueError for invalid times.
 
-    Times are `expected` after the number of a cue.
+    If `expected`, the line follows the number of a cue, so it should have times.
     """
     match = _TIMING.fullmatch(text, start, end)
     if match is None:
@@ -103,9 +103,9 @@ def timing(text: str, start: int, end: int, *, expected: bool = False) -> tuple[
 
 
 def are_clocks(line: str, *, expected: bool) -> bool:
-    """Returns whether a line is a clock, an arrow or a dash, and a second clock, in a notation that no player reads.
+    """Returns whether a line looks like times in a wrong notation: a clock, an arrow or a dash, and a second clock.
 
-    A line with --> next to a clock also counts. If times are `expected`, every line with --> counts.
+    The result is also true for a line with --> next to a clock. If times are `expected`, --> alone is enough.
     """
     line = _TAG.sub("", line)
     if (expected and "-->" in line) or _CLOCK_WITH_ARROW.search(line):

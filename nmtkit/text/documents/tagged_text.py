@@ -1,7 +1,7 @@
 """Texts with tags of any XML format, such as the entries of a content management system.
 
-The structure of the text decides where sentences end: the tags of an element are inside a sentence if text stands
-beside an element of this name, and sentences end at all other tags.
+The structure of the text decides where sentences end. Tags are inside a sentence if text stands beside some element of
+the same name. Sentences end at all other tags.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,10 @@ from nmtkit.text.documents.web import written
 
 
 class TaggedText(Document):
-    """A text with tags, without a declaration. With `finds_structure` off, sentences end only at the tags that the
-    options name."""
+    """A text with tags, without an XML declaration.
+
+    If `finds_structure` is false, sentences end only at the tags in `options.tags.splitting`.
+    """
 
     def __init__(self, text: str, options: ReadOptions, finds_structure: bool = True) -> None:
         super().__init__(text, Encoding(), options)
@@ -73,7 +75,7 @@ class TaggedText(Document):
 def _parts(text: str) -> Iterator[Piece]:
     """Yields the texts and tags of a text. Comments and declarations are tags without a name."""
     for role, start, end, name in split_markup(text):
-        if name:  # in XML, <br> also has an end tag
+        if name:  # XML has no void elements: <br> needs an end tag
             role = "closing" if text.startswith("</", start) else "alone" if text[end - 2] == "/" else "opening"
         words = markup.unescape_entities(text[start:end]) if role == "text" else ""
         yield Piece(role, words, name=name, start=start, end=end)

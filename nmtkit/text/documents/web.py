@@ -33,7 +33,7 @@ INLINE = names(
     "wbr"
 )
 # Inline elements that often stand side by side. Unless text stands beside them, the text of each element is a separate
-# segment. Custom elements, whose names have a hyphen, are such elements, too.
+# segment. The same rule applies to custom elements, whose names have a hyphen.
 SEPARATE = names("a button label meter output progress slot")
 # elements that contain no tags, only text
 RAW = names("iframe noembed noframes plaintext script style textarea title xmp")
@@ -86,7 +86,7 @@ def tokens(text: str) -> Iterator[Token]:
         tag = grammar.match(text, at)
         incomplete = tag is None and _TAG_START.match(text, at)
         if incomplete:
-            grammar = TAG  # a long tag without an end is read once only
+            grammar = TAG  # TAG stops at the next <, so a long tag without an end is read only once
             tag = grammar.match(text, at)
         if tag is not None:
             kind, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
@@ -125,7 +125,7 @@ def is_separate(name: str) -> bool:
 
 
 def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
-    """Returns start, end and value of each attribute of a start tag, by name. Only the first of equal names counts.
+    """Returns start, end and value of each attribute of a start tag, by name. If a name is repeated, the first counts.
 
     The range from start to end includes the quotes. Entities in the value are decoded.
     """
@@ -166,7 +166,7 @@ class _PageReader:
         self.attributes: list[tuple[int, int]] = []  # start and end of each value to translate, with its quotes
         self.root: Token | None = None  # the start tag <html …>
         self.run: list[Piece] = []
-        # open elements, whether their text is translated, and whether their lines are preserved
+        # for each open element: name, whether its text is translated, and whether its lines are preserved
         self.open: list[tuple[str, bool, bool]] = []
         self.names: Counter[str] = Counter()  # names of the open elements
         # an element of the run that is copied unchanged: its start, the number of open elements around it, and whether
@@ -416,9 +416,10 @@ class WebPage(Document):
         return outer
 
     def language_edits(self) -> list[FileEdit]:
-        """Returns the changes of the attributes lang and dir of <html>.
+        """Returns the edits of the attributes lang and dir of <html>.
 
-        The list is empty for a page without <html>, and for a page whose template writes attributes of <html>.
+        The list is empty if the target language is unknown, if the page has no <html>, or if the tag <html> contains
+        template code.
         """
         language, root = self.options.target_language, self.reader.root
         if language is None or root is None or self.reader.has_code(root):

@@ -4,13 +4,13 @@ Only targets, their states and a missing target language are written, at the pos
 the file stays identical. lxml and ElementTree would change quotes, entities, empty elements and namespaces. A
 document type is rejected, so no entity can expand or read a file.
 
-A unit is translated if it has no target, an empty target, or a target in the state new, initial, needs-translation or
-needs-l10n.
+A unit needs a translation if it has no target, an empty target, or a target in the state new, initial,
+needs-translation or needs-l10n.
 With `overwrite`, a target in any other state is also replaced, unless the target is approved or final. Machine
 translations are marked: in 1.2 by state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x by
 state="translated" subState="nmtkit:mt".
 
-Escaped HTML in a source, such as &lt;b&gt;, is markup of the text: its tags are inline codes and stay escaped.
+Tags of escaped HTML in a source, such as &lt;b&gt;, are inline codes of the text, and stay escaped.
 """
 
 import re
@@ -234,7 +234,7 @@ class SourcePart:
 
 @dataclass(frozen=True)
 class Unit:
-    """A source to translate. The target is a copy of the children of the element `content`, with translated `parts`."""
+    """A source to translate. The new target is a copy of the content of `content`, with translated `parts`."""
 
     source: Node
     content: Node
@@ -258,7 +258,7 @@ class Xliff(Document):
         self.root = parse(text)
         version = self.root.attributes.get("version", "")
         if self.root.name != "xliff" or version[:2] not in ("1.", "2."):
-            raise ValueError(f"it is not XLIFF 1.2 or 2.x, but <{self.root.name[:40]}> of version {version[:20]!r}")
+            raise ValueError(f"not XLIFF 1.2 or 2.x: the root is <{self.root.name[:40]}> of version {version[:20]!r}")
         self.version = int(version[0])
         self.units = [unit for node in self.nodes(self.root) if (unit := self.unit(node)) is not None]
         self.segments = [part.inline.markup for unit in self.units for part in unit.parts]
@@ -318,7 +318,7 @@ class Xliff(Document):
                     yield source, target
 
     def parts(self, container: Node) -> Iterator[SourcePart]:
-        """Yields the parts of a source: all of it, or if lines are preserved, each group of lines of one sentence."""
+        """Yields the parts of a source: the whole source, or, if it preserves lines, the lines of each sentence."""
         markup = is_markup("".join(texts_of(container)))
         pieces: Sequence[Piece] = list(self.pieces(container, markup))
         has_section = "<![CDATA[" in self.text[container.inner : container.inner_end]

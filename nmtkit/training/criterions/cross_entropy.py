@@ -106,7 +106,7 @@ class SimCut(CrossEntropy):
 def two_pass_loss(
     model: Architecture, batch: Batch, smoothing: float, *, first: Tensor, second: Tensor, share: float, alpha: float
 ) -> Loss:
-    """Returns the loss of two passes with the features `first` and `second` [T, D], with the counts for the log."""
+    """Returns the `output_two_pass_loss` of passes with the features `first` and `second` [T, D], and its counts."""
     output = model.output_projection
     loss, nll, divergence = output_two_pass_loss(
         output, first, second, batch.target_output, smoothing, share=share, alpha=alpha

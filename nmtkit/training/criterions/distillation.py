@@ -38,7 +38,7 @@ class DistillationConfig(CrossEntropyConfig):
     )
     teacher_probabilities: Path | None = option(
         None,
-        "Folder of nmtkit distill with the probabilities of a teacher, instead of --teacher.",
+        "Instead of --teacher: folder in which nmtkit distill has stored the probabilities of a teacher.",
         metavar="FOLDER",
         access="read",
     )
@@ -48,7 +48,7 @@ class DistillationConfig(CrossEntropyConfig):
     teacher_candidates: int = option(
         32,
         "Number of the teacher's most probable pieces; their probabilities are renormalised. With "
-        "--teacher-probabilities, the default takes at most the stored pieces.",
+        "--teacher-probabilities, the default is lowered to the number of stored pieces.",
         min=1,
         max=1_000_000,
     )
@@ -148,7 +148,7 @@ def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], nu
 def teacher_rows(
     teachers: Sequence[Architecture], split: Split, pairs: range, stored: TeacherFile, max_tokens: int
 ) -> Any:
-    """Computes the rows of `pairs` for a file of `stored`: target ids, and ids and log probabilities of candidates."""
+    """Computes the rows of `pairs` in the format of `stored`: target ids, candidate ids and log probabilities."""
     device = next(teachers[0].parameters()).device
     lengths = stored.lengths[pairs.start : pairs.stop]
     rows = np.empty(int(lengths.sum()), stored.dtype)
@@ -169,7 +169,7 @@ def teacher_rows(
 
 
 def losses(output: nn.Module, features: Tensor, target: Tensor, ids: Tensor, probabilities: Tensor) -> Tensor:
-    """Returns two sums over the tokens [2]: the cross-entropy of the target, and the cross-entropy with the teacher."""
+    """Returns sums over tokens as a tensor [2]: cross-entropy of the target, and cross-entropy with the teacher."""
     log_q = output(features).float().log_softmax(-1)
     mask = target != IGNORE_INDEX
     nll = -log_q.gather(1, target.clamp(min=0)[:, None])[:, 0]

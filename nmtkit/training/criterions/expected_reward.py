@@ -49,13 +49,13 @@ class ExpectedRewardConfig(Config):
 class ExpectedReward(Criterion):
     """The loss -alpha log p(target | source) - E[reward of a candidate], for fine-tuning after training on likelihood.
 
-    With sampled candidates, the gradient for a sentence is the mean over its candidates of (reward - mean reward) times
-    the gradient of log p(candidate). With n-best candidates, the expectation is over the n-best list, whose
-    probabilities are renormalised to sum to 1. Candidates are generated without dropout. They begin with the language
-    token of the target and never contain <unk>. The language token is the same for all candidates of a sentence, so it
-    does not change the gradient of the reward. The model scores each candidate like a target, so an update needs
-    `candidates_per_sentence` times as much memory, and --max-tokens should be lower. Validation computes only the
-    likelihood.
+    alpha is `likelihood_weight`. With sampled candidates, the gradient of the reward of a sentence is the mean over its
+    candidates of (reward - mean reward) times the gradient of log p(candidate). With n-best candidates, the expectation
+    is over the n-best list, whose probabilities are renormalised to sum to 1. Candidates are generated without dropout.
+    They begin with the language token of the target and never contain <unk>. The language token is the same for all
+    candidates of a sentence, so it does not change the gradient of the reward. The model scores each candidate like a
+    target, so an update needs `candidates_per_sentence` times as much memory, and --max-tokens should be lower.
+    Validation computes only the likelihood.
     """
 
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:

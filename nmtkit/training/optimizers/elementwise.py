@@ -1,4 +1,4 @@
-"""Optimizers of torch that treat each value alone: Adam, AdamW and SGD. They also work on shards of parameters."""
+"""Element-wise optimizers of torch: Adam, AdamW and SGD. They also work on shards of parameters."""
 
 from dataclasses import dataclass
 from typing import Any

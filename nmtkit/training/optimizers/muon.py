@@ -20,7 +20,8 @@ class MuonConfig(AdamWConfig):
     muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
     muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
     muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(
-        "match_rms_adamw", "Scale of an update: match the root mean square of AdamW, or use the rule of Jordan."
+        "match_rms_adamw",
+        "Scale of an update; match_rms_adamw: size of an AdamW update; original: sqrt(max(1, rows / columns)).",
     )
     muon_lr_scale: float = option(1.0, "Learning rate of the matrices as a multiple of --lr.", above=0)
 
@@ -31,9 +32,9 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
     `Muon` orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
     vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
-    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so all updates share a learning rate.
-    With `original`, the update is scaled by the square root of max(1, rows / columns), and usual learning rates are
-    near 0.02.
+    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so the learning rate of AdamW suits
+    all parameters. With `original`, the update is scaled by the square root of max(1, rows / columns), and usual
+    learning rates are near 0.02.
 
     If a weight holds the projections of queries, keys and values, each projection is orthogonalised separately (Jordan
     et al. 2024). Raises ValueError if no matrix is trained.

@@ -1,11 +1,11 @@
 """Attention of a row in the compiled engine, as code for LLVM: softmax(q K^T x scale) V for each head.
 
 Keys and values can lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
-kernels of the usual widths of heads keep a query and the sum of its values in registers, and add up the products of
-four keys together. They finish each of three passes for all heads before the next pass: products, exponentials, sums.
-The steps of a head wait for each other (a maximum, a sum, a division), and the processor works on the next head while
-it waits. Memory for weights has a row for each head: LANES numbers for results of a pass, then the weights of the
-positions, as a multiple of LANES numbers.
+kernels for the usual widths of heads keep a query and the weighted sum of values in registers, and add up the products
+of four keys together. They make three passes over all heads: products, exponentials, sums. Within a head, each step
+waits for the result of the previous step (a maximum, a sum, a division). Meanwhile, the processor works on the next
+head. Memory for weights has a row for each head: LANES numbers for results of a pass, then the weights of the
+positions, padded to a multiple of LANES numbers.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from nmtkit.translation.engines.compiled_kernels import kernel, kernels
 from nmtkit.translation.engines.compiled_vectors import FLOAT, INT, LANES, SIZE, Vectors, for_parts
 
 KEYS = 4  # keys whose products are computed together
-PARTS = (2, 4)  # vectors of a head for which kernels are made: heads of 32 and 64 numbers
+PARTS = (2, 4)  # kernels are made for heads of 2 and 4 vectors: 32 and 64 numbers
 FOURS = ir.VectorType(FLOAT, KEYS)
 
 
@@ -44,10 +44,10 @@ def totals(code: Vectors, vectors: list[Any]) -> Any:
 def write_products(
     code: Vectors, parts: int, query: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
 ) -> None:
-    """Writes the products of a query and `count` keys, times `scale`, to y, after a vector with the largest products.
+    """Writes a vector of maxima to y, and after this vector the products of a query and `count` keys, times `scale`.
 
-    Lane i of this vector is the maximum over lanes i of all parts. The last part of LANES numbers is written whole,
-    with -inf for missing keys.
+    Lane i of the vector is the maximum over lanes i of all parts of the products. The last part of LANES numbers is
+    written whole, with -inf for missing keys.
     """
     builder = code.builder
     products_at = code.offset(y, code.size(LANES))
@@ -124,7 +124,10 @@ def write_sum(
 def products_of_any_width(
     code: Vectors, query: Any, width: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
 ) -> Any:
-    """Does the same as `write_products` for a head of any width."""
+    """Writes the products of a query and `count` keys, times `scale`, to y, and returns the largest product.
+
+    In contrast to `write_products`, the head may have any width.
+    """
     builder = code.builder
     largest = code.variable(ir.Constant(FLOAT, float("-inf")))
     with code.loop(count, 1) as number:
@@ -172,7 +175,7 @@ def attended(
     """Writes the attention of one query to y, for `heads` heads of `width` numbers.
 
     `weights` is memory for the attention weights of all heads. Unless the address `recorded` is 0, `share` times the
-    attention weights of all heads are added to the numbers there.
+    attention weights of all heads are added to the numbers at `recorded`.
     """
     builder = code.builder
     one = ir.Constant(FLOAT, 1.0)

@@ -53,14 +53,14 @@ class MachineCodeCache(caching.FunctionCache):
     _impl_class = CacheOfResults
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Returns cached machine code, or None. Numba's method first imports all modules that its compiler may need."""
+        """Returns cached machine code, or None. Unlike Numba's method, imports no modules for the compiler."""
         rtsys.initialize(context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, context)
 
     def save_overload(self, signature: Any, data: Any) -> None:
         if not machine_code.is_closed():
-            with contextlib.suppress(OSError):  # this process has the machine code in memory
+            with contextlib.suppress(OSError):  # the machine code stays in the memory of this process
                 super().save_overload(signature, data)
 
 
@@ -138,7 +138,7 @@ class Kernels:
         return parsed
 
     def build(self) -> None:
-        """Compiles the kernels, or reads their machine code from a file. Call it before any compiled function."""
+        """Compiles the kernels, or reads their machine code from a file. No compiled function may be called earlier."""
         name, features = machine_code.processor()
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=name, features=features, opt=3, reloc="default", codemodel="jitdefault", jit=True
@@ -147,7 +147,7 @@ class Kernels:
 
         def write(_: Any, code: bytes) -> None:
             if not machine_code.is_closed():
-                with contextlib.suppress(OSError):  # this process has the machine code in memory
+                with contextlib.suppress(OSError):  # the machine code stays in the memory of this process
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_atomically(path, code)
 

@@ -1,4 +1,4 @@
-"""Kernels of rows in the compiled engine: embeddings, norms, activations, softmax, gates, as code for LLVM.
+"""Kernels for rows in the compiled engine: embeddings, norms, activations, softmax, gates, as code for LLVM.
 
 Arguments are addresses and sizes. A size is a count of numbers, unless a docstring says otherwise. A row of a matrix
 begins `stride` numbers after the previous row.
@@ -299,7 +299,7 @@ def next_above(code: Vectors, x: Any, first: Any, end: Any, limit: Any) -> Any:
 
 @kernel(NUMBER, NUMBER, REAL, REAL, NUMBER, NUMBER)
 def mixed(code: Vectors, x: Any, size: Any, shift: Any, share: Any, y: Any, first: Any) -> None:
-    """Adds `share` times exp(x - shift) of a row to the row y, or writes it to y if `first` is not 0."""
+    """Adds `share` times exp(x - shift) of a row to the row y. If `first` is not 0, overwrites the row y instead."""
     builder, shifts, shares = code.builder, code.broadcast(shift), code.broadcast(share)
     is_first = builder.icmp_signed("!=", first, code.size(0))
 

@@ -48,7 +48,8 @@ def record(numbers: str, reals: str = "") -> Any:
     return np.dtype([(name, np.int64) for name in numbers.split()] + [(name, np.float32) for name in reals.split()])
 
 
-# `linears` is the address of a table with the columns of `compiled_products.linear`, `norms` of a table of norms.
+# `linears` is the address of the table of linear layers (`compiled_products.linear`). `norms` is the address of the
+# table of norms (`compiled_kernels.normalized`).
 # `inner` is 0 for decoder layers without a feed-forward network. `turns` is the address of the cosines and sines of
 # each position (`compiled_kernels.turned`), or 0. `source_tokens` to `target_positions` are addresses of embeddings.
 MODEL = record(
@@ -57,20 +58,21 @@ MODEL = record(
     "turns output alignment_layer",
     "eps source_scale target_scale",
 )
-# Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes). `x` has the residual
-# stream, `normal` normalised numbers, `projected` queries, keys and values, `inner` the numbers of feed-forward
-# networks, `rounded` and `scales` the 8-bit inputs of a product and their scales, `weights` the attention weights of
-# all heads, `everything` the integers from 0.
+# Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes).
+# `x`: the residual stream; `normal`: normalised numbers; `projected`: queries, keys and values; `inner`: activations of
+# feed-forward networks; `rounded` and `scales`: the 8-bit inputs of a product and their scales; `weights`: the
+# attention weights of all heads; `everything`: the integers from 0.
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
 # Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,
 # hypotheses, D: states of SSRUs or averages after an even and an odd number of tokens), and of the keys and values of
 # all memories (layers, source tokens, `memory_width`). Sizes are bytes of a layer.
 CACHE = record("keys_and_values layer_size states hypotheses memory memory_layer_size memory_width")
-# The newest token of an open hypothesis: `length` is the number of earlier tokens, which is the position of the token,
-# `hypothesis` and `parent` are indices among all hypotheses of the search, `memory` and `memory_size` the first row
-# and the rows of the sentence in the memory, `places` the address of the places of the tokens of the hypothesis in the
-# cache, `recorded` the address of its attention weights, or 0.
+# The newest token of an open hypothesis.
+# `length`: the number of earlier tokens, which is the position of the token; `hypothesis` and `parent`: indices among
+# all hypotheses of the search; `memory` and `memory_size`: the first row, and the number of rows, of the sentence in
+# the memory; `place`: the place of the token in the cache; `places`: the address of the places of all tokens of the
+# hypothesis; `recorded`: the address of the attention weights of the token, or 0.
 ROW = record("token length hypothesis parent memory memory_size place places recorded")
 
 
@@ -92,7 +94,7 @@ def normalize(model: Any, x: int, stride: int, rows: int, index: int, y: int, y_
 
 @inner
 def sublayer_input(model: Any, space: Any, rows: int, norm: int) -> int:
-    """Returns the address of the input of a sub-layer: x, or with pre-norm the normalised x."""
+    """Returns the address of the input of a sub-layer: x, or the normalised x if the model has pre-norm."""
     if not model.pre_norm:
         return space.x
     normalize(model, space.x, space.width, rows, norm, space.normal, space.width)
@@ -124,7 +126,7 @@ def hidden(model: Any, space: Any, x: int, rows: int, size: int, index: int) -> 
 
 @inner
 def feed_forward(model: Any, space: Any, rows: int, size: int, index: int, norm: int) -> None:
-    """Applies a feed-forward network, whose linear layers are `index` and the next one, to x."""
+    """Applies a feed-forward network, whose linear layers are `index` and `index` + 1, to x."""
     hidden(model, space, sublayer_input(model, space, rows, norm), rows, size, index)
     add_output(model, space, space.inner, space.inner_width, rows, index + 1, norm)
 
@@ -138,7 +140,7 @@ def embed(space: Any, tokens: int, positions: int, scale: Any, token: int, posit
 
 @inner
 def turn(model: Any, projected: int, position: int) -> None:
-    """Turns the queries and keys of a projected row by its position, in models with rotary positions."""
+    """Rotates the queries and keys of a projected row, if the model has rotary position encodings."""
     if model.turns:
         head = model.width // model.heads
         turned(projected, 2 * model.heads, head // 2, model.turns + 4 * head * position)
@@ -212,7 +214,8 @@ def update_states(model: Any, space: Any, cache: Any, rows: Array, count: int, l
 def add_averages(model: Any, space: Any, count: int, linears: int, h: int) -> None:
     """Adds the output of average attention to the residual stream `space.x`.
 
-    `space.attended` holds the averages of earlier tokens. `h` is the address of the inputs of the layer.
+    `space.attended` holds the averages over all tokens so far, the newest token included. `h` is the address of the
+    inputs of the layer.
     """
     width, y = model.width, space.attended
     if model.average_inner:
@@ -241,7 +244,8 @@ def add_averages(model: Any, space: Any, count: int, linears: int, h: int) -> No
 def step(model: Any, space: Any, cache: Any, rows: Array, count: int, share: Any) -> None:
     """Computes the features of the newest tokens of the first `count` rows. Writes them to `space.x`.
 
-    For each row, adds `share` times the attention weights of the alignment layer, averaged over heads, at `recorded`.
+    For each row, adds `share` times the attention weights of the alignment layer, averaged over heads, to the numbers
+    at the address `recorded`, unless this address is 0.
     """
     width, heads = model.width, model.heads
     head = width // heads

@@ -117,7 +117,7 @@ def instructions() -> DotProducts | Widened:
 
 
 INTEGERS, REALS = instructions(), Floats()
-VECTORS = 4 if "avx512f" in features() else 1  # vectors of outputs of a kernel; all sums must fit into registers
+VECTORS = 4 if "avx512f" in features() else 1  # vectors of outputs of a kernel; registers must hold all sums
 
 
 # --- products ---------------------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ class AvoidedTexts(NamedTuple):
 
     The lists of target pieces of text i begin at list 2 x texts.starts[i]. There are two lists for each number k of
     bytes that are already written. For k = 0: the pieces that contain the text, and an empty list. For k > 0: the
-    pieces that begin with the text from byte k on, and the pieces that begin with a space and this rest. Lists are
-    sorted.
+    pieces that begin with the rest of the text (from byte k on), and the pieces that begin with a space and the rest.
+    Lists are sorted.
     """
 
     texts: Ragged

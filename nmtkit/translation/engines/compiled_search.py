@@ -81,7 +81,7 @@ class SearchState(NamedTuple):
     best_tokens: Array
     logits: Array  # models x LOGITS x V
     maxima: Array  # maxima of blocks of logits
-    weights: Array  # V: probabilities of a sample
+    weights: Array  # V: probabilities of the tokens, when a sample is drawn
     places: Array  # hypotheses x capacity: the place of each token of a hypothesis in the cache
     tokens: Array  # the token at each place
     totals: Array  # the log probability of the hypothesis that ends at each place
@@ -239,8 +239,8 @@ def continue_rows(
 ) -> None:  # fmt: skip
     """Adds the continuations of `number` hypotheses to the best continuations of their sentences.
 
-    With sampling, these are drawn continuations, else the most probable continuations. The hypotheses are the rows from
-    `first` on, with a row of `columns` logits for each.
+    With sampling, the continuations are drawn; otherwise, the most probable continuations are added. The hypotheses are
+    the rows from `first` on, with a row of `columns` logits for each.
     """
     for row in range(number):
         hypothesis = state.rows[first + row].hypothesis
@@ -283,8 +283,8 @@ def continue_rows(
 def normalize_logits(x: int, model_size: int, models: int, columns: int, maxima: int) -> float:
     """Returns the logarithm of the sum of exponentials of a row of logits, and writes the maxima of its blocks.
 
-    Logits of the next model follow after `model_size` bytes. With several models, the logarithms of their
-    mean probabilities replace the logits of the first model.
+    Logits of the next model follow after `model_size` bytes. With several models, the logarithms of their mean
+    probabilities replace the logits of the first model, and the result is 0.
     """
     normalizer, share = 0.0, np.float32(1) / np.float32(models)
     for index in range(models):

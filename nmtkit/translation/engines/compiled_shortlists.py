@@ -55,9 +55,9 @@ MINUS_INFINITY = 0xFF800000  # the bits of -inf
 def pack_shortlist(output: Any, columns: Array, table: Array, slot: int) -> None:
     """Packs the output projection of the target pieces `columns` for a slot of the search.
 
-    Row `slot` of a table of linear layers has the addresses of the memory of the packed projection.
-    Padding outputs in the last block have the bias -inf, so the search never chooses these outputs. They keep old
-    weights, which are finite.
+    Row `slot` of `table`, a table of linear layers, has the addresses of the memory for the packed projection. Padding
+    outputs in the last block have the bias -inf, so the search never chooses these outputs. The padding outputs keep
+    old weights, which are finite.
     """
     count, address = len(columns), columns.ctypes.data
     size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS

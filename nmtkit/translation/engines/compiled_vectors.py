@@ -1,6 +1,6 @@
 """Vector code for LLVM, as functions that compiled code of Numba can call. Needs the package numba.
 
-Numba's own loops are vectorised by LLVM only in simple cases. The functions made here say which vectors they compute.
+LLVM vectorises the loops of Numba only in simple cases. The functions of this file compute with explicit vectors.
 A vector has LANES numbers; LLVM divides it where the processor has shorter vectors, so sums have the same order on
 every processor. Addresses are integers, because the address of a part of an array is then a sum.
 """
@@ -205,7 +205,7 @@ class Vectors:
     # --- control ---
 
     def variable(self, value: Any) -> Any:
-        """Returns a place for values of a loop, with a first value. LLVM keeps the place in a register."""
+        """Returns a pointer to a variable that a loop can change. LLVM keeps the variable in a register."""
         place = cgutils.alloca_once(self.builder, value.type)
         self.builder.store(value, place)
         return place
@@ -218,7 +218,7 @@ class Vectors:
 
 
 def for_parts(code: Vectors, size: Any, body: Callable[[Any, Any], None]) -> None:
-    """Writes `body` for each part of LANES numbers of a row, and for the shorter part at its end, if there is one.
+    """Writes `body` for each part of LANES numbers of a row, and for a shorter last part of the row.
 
     `body` gets the index of the first number, and a mask of the lanes, which is None for a complete part.
     """

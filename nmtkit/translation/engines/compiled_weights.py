@@ -64,7 +64,7 @@ class WeightTables:
         self.linears.append([*addresses, inputs, padded, size, int(self.precision == "int8")])
 
     def norm(self, module: nn.Module | None) -> None:
-        """Adds a norm, or an empty row for a module that is not a layer norm."""
+        """Appends a norm to the table of norms, or a row of zeros for a module that is not a layer norm."""
         if not isinstance(module, nn.LayerNorm):
             self.norms.append([0, 0, 0])
             return
@@ -163,7 +163,7 @@ def gates_of(config: TransformerConfig) -> int:
 
 
 def position_tables(model: Transformer, length: int) -> dict[str, Array]:
-    """Returns the position tables of a model, for at least `length` positions, by fields of the record MODEL.
+    """Returns the position tables of a model, for at least `length` positions. The keys are fields of the record MODEL.
 
     If the model adds no positions to its embeddings, the tables of added positions are zeros.
     """

@@ -30,7 +30,7 @@ from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment
 # number of steps between two reads by the host; more steps leave slots idle, fewer steps keep the host busy
 STEPS_PER_SYNC = 2
 TOKENS_PER_SLOT = 64  # a search has at most `LoadedModels.max_tokens` / TOKENS_PER_SLOT slots
-MIN_SLOTS = 16  # minimum slots; with fewer slots, a step on a GPU would take the same time
+MIN_SLOTS = 16  # minimum number of slots; with fewer slots, a step on a GPU would take the same time
 INSERTION_SHARE = 1 / 16  # an insertion waits until at least this share of the slots is free
 MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
 
@@ -77,7 +77,7 @@ class EncodedRequests:
 
 
 class AsyncCopy:
-    """Copies tensors from the device to the host. The constructor starts the copy, and `read` waits for the end."""
+    """Copies tensors from the device to the host. The constructor starts the copy. `read` waits for its end."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
@@ -103,7 +103,7 @@ class SlotsEngine(Engine):
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         super().__init__(config, loaded)
         if loaded.device.startswith("mps"):
-            raise ValueError("--engine slots adds in fp64, which --device mps does not have; leave out --engine")
+            raise ValueError("--engine slots computes in fp64, which --device mps does not support; leave out --engine")
         self.kept: list[ContinuousBatching] = []
         self.choosing = threading.Lock()
 
@@ -143,8 +143,9 @@ class SlotsEngine(Engine):
 class ContinuousBatching:
     """A search over batches of sentences, with at most `slots` sentences at a time.
 
-    `gpu_beam_search.refusal` must be None, and required phrases are ignored. A larger search replaces the search if a
-    sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the next run.
+    `gpu_beam_search.refusal` must return None for the models and options. Required phrases are ignored. A larger search
+    replaces the search if a sentence does not fit or many sentences wait. The search and its recorded graphs are kept
+    for the next run.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class ContinuousBatching:
         self.models, self.options, self.device = models, options, device
         self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
-        self.in_use = False  # whether a call has these slots
+        self.in_use = False  # whether a call uses these slots
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()

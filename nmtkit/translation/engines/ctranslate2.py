@@ -1,4 +1,4 @@
-"""CTranslate2 as the engine of a search. It is faster than PyTorch for few sentences at a time.
+"""CTranslate2 as the engine of a search. CTranslate2 is faster than PyTorch for small batches.
 
 Without a length penalty, CTranslate2 searches like `beam_search.Search`. Options that CTranslate2 does not support, or
 that have a different meaning there, raise an error. The distributions of CTranslate2 leave out <unk>, so log
@@ -63,7 +63,7 @@ def exported(path: Path, precision: Precision) -> Path:
 
 @ENGINES.register("ctranslate2", EngineConfig())
 class CTranslate2Engine(Engine):
-    """A model in CTranslate2, on the CPU. It searches `LoadedModels.workers` batches at a time, with a thread each."""
+    """A model in CTranslate2, on the CPU. `LoadedModels.workers` batches are searched at a time, each by one thread."""
 
     falls_back = False
 

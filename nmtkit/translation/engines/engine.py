@@ -1,4 +1,4 @@
-"""The interface of engines, the engine of PyTorch, and the choice between them for each call and each segment.
+"""The interface of engines, the engine of PyTorch, and the choice of an engine for each call and each segment.
 
 An engine decodes batches of segments. Required phrases, alignments, quality and the segments that an engine does not
 support are handled here, once for all engines.
@@ -51,7 +51,7 @@ class LoadedModels:
 
     When an engine is created, the models have the weights and layers of their checkpoints, in fp32 on the CPU.
     `torch_models` are the models on `device` in `precision`, with fast layers for PyTorch. Unless the engine
-    `keeps_weights`, these are the same modules, changed in place after the engine has been created.
+    `keeps_weights`, `torch_models` are the modules of `models`, changed in place after the engine has been created.
     """
 
     models: Sequence[Architecture]
@@ -128,7 +128,7 @@ class Engine(ABC):
     falls_back = True  # whether PyTorch decodes options that the engine refuses; otherwise, a refusal is an error
     shares_memory = False  # whether all calls share memory that one call can fill, such as the slots of a GPU
     keeps_weights = False  # whether the engine reads the weights of `loaded.models` after its creation
-    same_hypotheses = True  # whether the hypotheses are the same as PyTorch's, except for rounding
+    same_hypotheses = True  # whether PyTorch finds the same hypotheses, except for rounding
 
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         self.config, self.loaded = config, loaded
@@ -175,7 +175,7 @@ ENGINES: Registry[Engine] = Registry("engine", "--engine")
 
 @ENGINES.register("torch", EngineConfig())
 class TorchEngine(Engine):
-    """The search of PyTorch, for all models and options. It decodes one batch after another."""
+    """The search in PyTorch, for all models and options. The engine decodes one batch after another."""
 
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         super().__init__(config, loaded)
@@ -247,7 +247,7 @@ def without_required(segment: Segment) -> Segment:
 
 
 AUTO, COMPILED = "auto", "numba"
-NO_PREFIX = "{} does not support --prefix, --avoid and the tokens of target languages"
+NO_PREFIX = "{} does not support --prefix, --avoid or the tokens of target languages"
 NOT_COMPILED = "the search is not compiled for this processor yet"
 
 
@@ -266,7 +266,8 @@ class Decoder:
         self.told = set() if told is None else told
         self.automatic = name == AUTO and loaded.device.startswith("cpu")
         self.decided: Engine | None = None  # with `automatic`, the engine of the newest call
-        self.told_last: tuple[SearchOptions, Engine] | None = None  # of a batch for which `tell` had nothing to add
+        # options and engine of the newest batch; None if the engine did not search the batch
+        self.told_last: tuple[SearchOptions, Engine] | None = None
         self.obstacle: str | None = None  # with `automatic`, the reason why PyTorch decodes all calls
         on_cuda = loaded.device.startswith("cuda")
         self.name = name if name != AUTO else COMPILED if self.automatic else "slots" if on_cuda else "torch"
@@ -323,9 +324,9 @@ class Decoder:
     def engine_for(self, options: SearchOptions, alone: bool = True) -> Engine:
         """Returns the engine of a call.
 
-        Without `alone`, other calls may be under way. This call then uses the engine that was chosen for these calls,
-        and leaves shared memory to them. Raises ValueError if the engine refuses the options and does not fall back to
-        PyTorch.
+        Without `alone`, other calls may run at the same time. This call then uses the engine that was chosen for the
+        other calls, or PyTorch if the engine has memory that the calls would share. With `alone`, raises ValueError if
+        the engine refuses the options and does not fall back to PyTorch.
         """
         if options.score_reference or (self.engine.shares_memory and not alone):
             return self.torch
@@ -338,11 +339,11 @@ class Decoder:
     def tell(self, options: SearchOptions, engine: Engine, searched: bool) -> None:
         """Logs once which engine searches with these options. If PyTorch replaces an engine, also logs the reason.
 
-        `searched` is whether `engine` has searched a segment of the batch. Called with each batch, not before, so that
-        an error of the input is reported without the name of an engine.
+        `searched` is whether `engine` has searched a segment of the batch. The method is called for each batch, and not
+        once before the first batch, so that an error in the input is reported without a message about the engine.
         """
         if options.score_reference or (searched and self.told_last == (options, engine)):
-            return  # `chosen` takes as long as the search of a word
+            return  # without calling `chosen`, which takes as long as the search of a one-word segment
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
             reason = NO_PREFIX.format(self.name)
@@ -368,7 +369,10 @@ class Decoder:
                 logger.warning("PyTorch translates, because %s", self.obstacle)
 
     def chosen(self, options: SearchOptions, alone: bool = True) -> tuple[Engine, str | None]:
-        """Returns the engine for these options, and the reason if the engine is not `self.engine`."""
+        """Returns the engine for these options, and the reason if the engine is not `self.engine`.
+
+        Raises ValueError like `engine_for`.
+        """
         if self.obstacle is not None:
             return self.torch, self.obstacle
         reason = self.engine.refusal(options)

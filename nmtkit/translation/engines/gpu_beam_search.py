@@ -160,7 +160,7 @@ class GraphBeamSearch:
         )
 
     def _finish(self, candidates: Candidates, lengths: CacheLengths) -> None:
-        """Stores the candidates [B, R] that end, if they are among the `nbest` of their sentence."""
+        """Stores the candidates [B, R] that end and are among the `nbest` best outputs of their sentence."""
         score = candidates.final_scores(self._penalty(self.length + 1)[:, None])
         output = self.history[:, :, : lengths.target].gather(1, _expanded(candidates.beam_index, lengths.target))
         merged = torch.cat([self.finished_score, score], 1)
@@ -254,11 +254,14 @@ class CudaGraphs(Eager):
 
 
 class StepRunner(Generic[Shape]):
-    """Runs `step(shape)`. The first run of a shape is a warm-up. The second run is recorded; later runs replay it."""
+    """Runs `step(shape)`. The first run of a shape is a warm-up. The second run records the step.
+
+    All runs after the warm-up replay the recorded step.
+    """
 
     def __init__(self, step: Callable[[Shape], None], backend: Eager) -> None:
         self.step, self.backend = step, backend
-        self.recorded: dict[Shape, Work | None] = {}  # None after the warm-up
+        self.recorded: dict[Shape, Work | None] = {}  # None after the warm-up, until the second run
 
     def __call__(self, shape: Shape) -> None:
         if shape not in self.recorded:

@@ -54,7 +54,7 @@ class LockstepSearch:
         self.models = np.stack([record for record, _ in packed])
         self.tables = [tables for _, tables in packed]
         self.linears = [np.array(tables.linears, np.int64) for tables in self.tables]
-        self.reserved = [0] * len(transformers)  # positions in the tables of each model
+        self.reserved = [0] * len(transformers)  # number of positions in the tables of each model
         self.extending = threading.Lock()
         self.process: int | None = None  # id of the process that created `executor`
         self.executor: ThreadPoolExecutor

@@ -1,8 +1,8 @@
 """Numba as an engine: a search that is compiled for the processor, for Transformers on a CPU.
 
 The operations of a narrow model are so small that PyTorch takes longer to start them than to compute them. A compiled
-search has no such costs, and multiplies integers of 8 bits with the fastest instructions of the processor. In fp32, the
-search finds the same hypotheses as `beam_search.Search`. Needs the package numba. Compilation takes some ten seconds;
+search has no such costs, and multiplies 8-bit integers with the fastest instructions of the processor. In fp32, the
+search finds the same hypotheses as `beam_search.Search`. Needs the package numba. Compilation takes about ten seconds;
 `jobs/machine_code.py` keeps the machine code in files.
 """
 
@@ -33,7 +33,7 @@ from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBat
 if TYPE_CHECKING:  # lockstep.py imports numba
     from nmtkit.translation.engines.lockstep import LockstepSearch
 
-# Settings of which the compiled search supports every value. ALLOWED maps other settings to the supported values.
+# Settings for which the compiled search supports every value. ALLOWED maps other settings to the supported values.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "position_offset", "max_positions"}
 SAME |= {"pre_norm", "attention_bias", "output_bias", "embedding_norm", "scale_embeddings", "zero_bos", "norm_eps"}
 SAME |= {"share_embeddings", "tie_output", "ssru_norm", "decoder_ffn", "decoder_tied_layers", "activation"}

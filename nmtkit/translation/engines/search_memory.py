@@ -36,8 +36,8 @@ from nmtkit.translation.search.decoding import needs_attention
 from nmtkit.translation.search.options import SearchOptions
 
 GROWING = ("slots", "rows", "positions", "vocabulary", "recorded")  # sizes that may be larger than a search needs
-STEPS = 32  # positions of the cache at first
-ROUNDED = 128  # memory has a multiple of this number of rows, positions and columns, so that further calls can use it
+STEPS = 32  # initial number of positions of the cache
+ROUNDED = 128  # memory has a multiple of this number of rows, positions and columns, so that later calls can use it
 
 
 def ragged(lists: Sequence[Any], dtype: Any = np.int64) -> Ragged:
@@ -114,7 +114,7 @@ class MemorySizes:
         return self.slots * self.beam
 
     def suffice(self, needed: "MemorySizes") -> bool:
-        """Returns whether memory of these sizes can be used for a search that needs `needed`."""
+        """Returns whether memory of these sizes can be used for a search that needs the sizes `needed`."""
         sizes = replace(self, **{name: getattr(needed, name) for name in GROWING})
         return sizes == needed and all(
             getattr(self, name) >= getattr(needed, name) and bool(getattr(self, name)) == bool(getattr(needed, name))
@@ -256,7 +256,8 @@ def memories(models: Array, tokens: int) -> list[Array]:
 def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> compiled.Results:
     number, nbest, longest = len(sentences.max_lengths), options.nbest, int(sentences.max_lengths.max()) + 1
     starts = integers(number + 1)
-    with_gains = options.quality and not options.shortlist  # gains with a shortlist are not over the whole vocabulary
+    # with a shortlist, the search does not normalise log probabilities over the whole vocabulary
+    with_gains = options.quality and not options.shortlist
     if needs_attention(options):
         np.cumsum(nbest * (sentences.max_lengths + 1) * np.diff(sentences.sources.starts), out=starts[1:])
     return compiled.Results(

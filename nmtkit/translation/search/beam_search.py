@@ -1,4 +1,4 @@
-"""The search of PyTorch: a loop over steps. In each step, a `Selector` chooses hypotheses.
+"""The search in PyTorch: a loop over steps. In each step, a `Selector` chooses hypotheses.
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids continuations. A selector
 chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
@@ -54,7 +54,7 @@ def free_search(
     processors: Sequence[LogitsProcessor] = (),
     shortlist: Shortlist | None = None,
 ) -> BatchHypotheses:
-    """Does the same as `decoding.beam_search`, but ignores required texts. Maximum lengths ignore them, too."""
+    """Does the same as `decoding.beam_search`, but ignores required texts, also when it computes maximum lengths."""
     constraints = [replace(each, required=()) if each.required else each for each in constraints]
     selector = Sampler(options, seeds or range(len(constraints))) if options.sampling else BeamSelector(options)
     return run_search(models, source, options, constraints, lambda _: selector, processors, shortlist)
@@ -69,9 +69,10 @@ def run_search(
     processors: Sequence[LogitsProcessor],
     shortlist: Shortlist | None,
 ) -> BatchHypotheses:
-    """Returns the hypotheses of a search over all target pieces, or with `options.shortlist` over its pieces.
+    """Returns the hypotheses of a search over all target pieces, or over the `shortlist` with `options.shortlist`.
 
-    `selector_of` makes the selector from the constraints of the search, which refer to columns of the shortlist.
+    `selector_of` makes the selector from the constraints of the search. With a shortlist, these constraints refer to
+    columns of the shortlist.
     """
 
     def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
@@ -251,7 +252,7 @@ class BeamSelector(Selector):
                 group = group - self.diversity * counts
             best = self.candidates(group, search.log_probability[:, start : start + self.group])
             beam_index = best.beam_index + start
-            # the diversity ranks the continuations, but does not count in their log probabilities
+            # the diversity penalty changes the order of the continuations, but not their log probabilities
             gained = log_probs.cpu().flatten(1).gather(1, beam_index * log_probs.shape[2] + best.tokens)
             total = search.log_probability.gather(1, beam_index) + gained.double()
             total = torch.where(best.log_probability.isfinite(), total, best.log_probability)

@@ -60,7 +60,7 @@ class RequiredTextSelector(Selector):
         useful = self.useful_tokens()  # B R useful
         padded = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).view(
             sentences, rows, -1
-        )  # the last column: NONE
+        )  # the last column is for the token NONE
         index = useful.where(useful != NONE, scores.shape[1]).to(scores.device)
         useful_values = padded.gather(2, index).cpu().double()
         others = padded.scatter_(2, index, -math.inf).flatten(0, 1)[:, None, :-1]

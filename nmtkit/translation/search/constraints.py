@@ -1,4 +1,4 @@
-"""Constraints on the translation of a sentence: a prefix in ids, and texts that it must or must not contain."""
+"""Constraints on the translation of a sentence: a prefix in ids, and required and avoided texts."""
 
 import re
 from bisect import bisect_left
@@ -85,7 +85,7 @@ class PieceTexts:
         return max(map(len, self.equal), default=0)
 
     def columns(self, pieces: npt.NDArray[np.int64], number: int) -> "PieceTexts":
-        """Returns the texts for a search with `number` tokens, whose token i stands for `pieces[i]`.
+        """Returns the texts for a search over `number` tokens, in which token i stands for `pieces[i]`.
 
         Tokens without a piece have no text. Only hypotheses that are already impossible contain such tokens.
         """
@@ -102,10 +102,10 @@ def target_texts(tokenizer: Tokenizer, capitals: bool = False) -> PieceTexts:
 
 @dataclass(frozen=True)
 class AvoidedText:
-    """A text that no translation may contain, with the texts of the pieces that can spell it.
+    """A text that no translation may contain. `pieces` are the texts of the target pieces.
 
-    A space at the start or the end of a line counts as part of the line, so " in " avoids a whole word. A line feed
-    stands before the space at the start.
+    A line counts as if it began and ended with a space, so " in " avoids a whole word. A line feed before the first
+    space marks the start of the line.
     """
 
     text: bytes
@@ -164,7 +164,7 @@ class AvoidedText:
 
 @dataclass(frozen=True)
 class SpelledPhrase:
-    """A text with tokens that spell it, perhaps after a space. The search may also spell the text in other tokens."""
+    """A text with tokens that spell it, perhaps after a space. The search may also spell the text with other tokens."""
 
     text: str
     tokens: Phrase
@@ -172,9 +172,9 @@ class SpelledPhrase:
 
 @dataclass(frozen=True)
 class RequiredText:
-    """A text that a translation must contain in one of several `alternatives`, with the texts of the pieces.
+    """A text that a translation must contain, in one of several `alternatives`. `pieces` are the texts of all pieces.
 
-    A space at the start or the end of a line counts as part of the line, so " in " requires a whole word. With
+    A line counts as if it began and ended with a space, so " in " requires a whole word. With
     `whole_words`, an occurrence within a longer word does not count: "Hunde" does not contain "Hund".
     """
 
@@ -271,7 +271,7 @@ class Constraints:
         return bool(self.prefix or self.after_prefix or self.avoided)
 
     def check(self, options: SearchOptions) -> None:
-        """Raises ValueError if a phrase is empty or unspellable, or if constraints conflict, also with `options`."""
+        """Raises ValueError if a phrase is empty or unspellable, or conflicts with other constraints or `options`."""
         texts = [spelling.text for required in self.required for spelling in required.alternatives]
         if not all(text.strip() for text in (*texts, *(avoided.text.decode() for avoided in self.avoided))):
             raise ValueError("a required or avoided phrase is empty")

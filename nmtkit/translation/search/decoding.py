@@ -60,9 +60,9 @@ def with_required_phrases(
 ) -> BatchHypotheses:
     """Returns `results`, with new hypotheses for each sentence whose hypotheses lack a required text.
 
-    An unconstrained hypothesis that contains all texts is better than a constrained hypothesis: until a text begins,
-    the banks of `RequiredTextSelector` take slots of the beam from the best hypotheses. So only sentences that lack a
-    text are searched again.
+    An unconstrained hypothesis that contains all texts is better than the result of a constrained search, because
+    `RequiredTextSelector` divides the beam into banks, so fewer of the best hypotheses stay open. So only sentences
+    that lack a text are searched again.
     """
     lacking = [] if options.sampling else lacking_sentences(constraints, results, options)
     if not lacking:
@@ -85,7 +85,7 @@ def annotated(
 ) -> BatchHypotheses:
     """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them.
 
-    Hypotheses of an engine may have both already.
+    Some engines have already added these fields. Such hypotheses stay the same.
     """
 
     def completed(

@@ -116,7 +116,7 @@ def limited_search(
     shortlist: Shortlist,
     search: SearchFunction,
 ) -> BatchHypotheses:
-    """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
+    """Runs `search` over the pieces of the shortlists. Returns the hypotheses, with ids of the whole vocabulary.
 
     The list of a sentence contains the pieces of its prefix and of its required texts. The constraints of `search`
     refer to columns.

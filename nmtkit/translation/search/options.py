@@ -36,7 +36,7 @@ CTRANSLATE2_RULE = FlagRule(
         "--logits-processors", "--sampling", "--nbest", "--mbr", "--diverse-groups", "--no-repeat-ngram", "--unkpen",
         "--min-len", "--score-reference", "--source-lang", "--target-lang", "--shortlist",
     ),
-    reason="CTranslate2 does not support this option, or it has a different meaning there",
+    reason="CTranslate2 does not support this option, or gives the option a different meaning",
 )  # fmt: skip
 CONSTRAINTS_RULE = FlagRule("--constraints", excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram"))
 
@@ -79,7 +79,10 @@ class SearchOptions(Config):
         max=1000,
     )
     diversity: float = option(
-        0.5, "penalty of a token for each hypothesis of earlier groups with this token in this step", min=0, max=1000
+        0.5,
+        "penalty of a token for each hypothesis of an earlier group that gets the same token in this step",
+        min=0,
+        max=1000,
     )
     sampling: bool = option(
         False, "sample from the distribution of the model instead of searching for the best translation"

@@ -1,6 +1,6 @@
 """Scores of the next tokens, from one model or several, and the best continuations.
 
-`beam_search.Search` and the slots of a GPU use the same functions, so that they find the same translations.
+`beam_search.Search` and `engines/gpu_beam_search.py` use the same functions, so they find the same translations.
 """
 
 import functools
@@ -65,7 +65,8 @@ class Scorer:
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` [N]. Returns the log probabilities of the next tokens, N V.
 
-        If a model overflows, its rows of NaN become -inf, so the hypotheses of these rows have no continuation.
+        If a model overflows, its rows of NaN become -inf, so the hypotheses of these rows have no continuation. Raises
+        ValueError if a processor returns another shape or a log probability above 0.
         """
         log_probs = self.log_probabilities(self.logits(tokens))
         for processor, state in zip(self.processors, self.processor_states, strict=True):
@@ -142,7 +143,7 @@ class Candidates:
 def continuations(
     scores: Tensor, before: Tensor, number: int, block_maxima: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the `number` largest sums scores + before of each sentence, largest first, and their indices among R x V.
+    """Returns the `number` largest sums `scores + before` of each sentence, largest first, and their indices in R x V.
 
     `scores` is B R V, `before` B R; sums are taken in fp64. The result is exact. The largest sums lie in the blocks of
     columns with the largest maxima, so all other blocks are read only once, for their maximum. `block_maxima` [B, R,

@@ -89,7 +89,10 @@ class Shortlist:
         return Shortlist(offsets, targets, frequent, target_size)
 
     def allowed(self, sentences: Encoded, extra: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.bool_]:
-        """Returns whether each target piece is in the list of each sentence: B V. `extra` adds pieces to each list."""
+        """Returns whether each target piece is in the list of each sentence: B V.
+
+        `extra` has additional pieces for the list of each sentence.
+        """
         allowed = np.zeros((len(sentences.lengths), self.target_size), np.bool_)
         allowed[:, SPECIAL] = True
         allowed[:, self.frequent] = True

@@ -14,11 +14,12 @@ from nmtkit.text.alignment import ZERO_WIDTH_JOINER, has_letter, is_joined
 from nmtkit.text.glossary import is_attached, is_within_word
 from nmtkit.translation.search.constraints import IMPOSSIBLE, RequiredText, SpelledPhrase, spelling_costs, text_bytes
 
-# Maximum number of readings of a hypothesis. If there are more (with about 7 texts), the most advanced readings stay.
+# Maximum number of readings (see `TextAutomaton`) of a hypothesis. If there are more, which happens with about 7 texts,
+# the most advanced readings stay.
 READINGS = 64
 LETTER, DIGIT, SIGN = "a", "0", "."  # a letter of a script with spaces; a digit; any other character
 
-# a bit for each complete text; the index of the text that has begun; the characters of this text, "" if there is none
+# a bit for each complete text; the index of the text that has begun; its characters so far, "" if no text has begun
 Reading = tuple[int, int, str]
 
 
@@ -26,7 +27,7 @@ class AutomatonState(NamedTuple):
     """A state of the automaton after some tokens."""
 
     readings: tuple[frozenset[Reading], ...]  # for each group of texts
-    last: str  # the last character: LETTER, DIGIT, SIGN or a joiner
+    last: str  # the kind of the last character (LETTER, DIGIT or SIGN), or a joiner
     pending: bytes  # the bytes of an incomplete character
 
 
@@ -44,7 +45,7 @@ class SpelledAlternative:
         self.spaced_costs = spelling_costs(self.spaced, self.pieces)
         can_be_spaced = self.spaced_costs[0] < IMPOSSIBLE or required.whole_words
         self.begins_word = can_be_spaced and is_joined(LETTER + self.text[0], 1)
-        # the smallest number of tokens for an occurrence that is possible whatever the last character is
+        # the smallest number of tokens for an occurrence that can follow any character
         self.cost = self.spaced_costs[0] if self.begins_word else min(self.spaced_costs[0], self.costs[0])
         texts = [self.pieces.texts[token] for token in spelling.tokens]
         position = _spaces(self.data) - _spaces(b"".join(texts))
@@ -96,8 +97,8 @@ class SpelledText:
         self.texts = {each.text for each in self.alternatives}
         self.signs = {text[0] for text in self.texts if not has_letter(text)}
         self.beginnings = {text[:end] for text in self.texts for end in range(1, len(text) + 1)}
-        self.length = min(len(each.ends) for each in self.alternatives)  # usual tokens of the shortest
-        # the smallest number of tokens for an occurrence that is possible whatever the last character is
+        self.length = min(len(each.ends) for each in self.alternatives)  # number of usual tokens of the shortest
+        # the smallest number of tokens for an occurrence that can follow any character
         self.cost = min(each.cost for each in self.alternatives)
         self.containing: list[int] = []  # tokens that contain the text, if no tokens spell the text alone
         if self.cost == IMPOSSIBLE:
@@ -235,21 +236,24 @@ class TextAutomaton:
         for group, readings in zip(self.groups, state.readings, strict=True):
             missing = min(self.missing(reading, group) for reading in readings)
             needed += missing
-            # groups may have begun different texts, and the next tokens continue only one: the largest saving counts
+            # each group may have begun a text, but the next tokens continue only one text: the largest saving counts
             gain = max(gain, missing - min(self.needed(reading, group, state) for reading in readings))
             total = sum(self.texts[index].length for index in group)
             bank += max(0, total - min(self.usual(reading, group) for reading in readings))
         return needed - gain, bank
 
     def missing(self, reading: Reading, group: Sequence[int]) -> int:
-        """Returns the number of tokens for the texts of `group` that `reading` lacks. A begun text is lacking too."""
+        """Returns the number of tokens for the texts of `group` that `reading` lacks.
+
+        A text that has begun but is not complete counts as lacking.
+        """
         held, index, begun = reading
         if begun in self.texts[index].texts:
             held |= 1 << index
         return sum(self.texts[i].cost for i in group if not held >> i & 1)
 
     def needed(self, reading: Reading, group: Sequence[int], state: AutomatonState) -> int:
-        """Returns the number of tokens that complete all texts of `group`, if the begun text goes on."""
+        """Returns the number of tokens that complete all texts of `group`, after the characters of the begun text."""
         held, index, begun = reading
         if begun and begun not in self.texts[index].texts:
             others = sum(self.texts[i].cost for i in group if not held >> i & 1 and i != index)

@@ -49,8 +49,8 @@ class Hypothesis:
     pieces: list[str] = field(default_factory=list)  # pieces of the target vocabulary, without eos
     links: list[Link] = field(default_factory=list)  # links between the words of the source and of `text`
     # hard: [source piece, target piece]. soft: the weights of all source pieces and eos for each target piece. words:
-    # [start, end, start, end], the character positions of a target word's most attended source word (in Unicode's
-    # normal form NFC), then of the target word.
+    # [start, end, start, end] for each target word: the character positions of the source word with the highest
+    # attention (in the source in Unicode form NFC), then of the target word.
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # set by SearchOptions.mbr: `SegmentMetric.utilities`, mostly 0 to 100
     quality: Quality | None = None  # set by SearchOptions.quality

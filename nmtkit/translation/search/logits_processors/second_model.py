@@ -1,7 +1,7 @@
-"""Logits processors that run a second model beside the translation model, one step for each step of the search.
+"""Logits processors that run a second model in addition to the translation model, one step for each search step.
 
-`lm_fusion` adds the log probabilities of a language model. `contrastive` prefers tokens that the translation model
-finds likely and a second model does not.
+`lm_fusion` adds the log probabilities of a language model. `contrastive` prefers tokens that are likely for the
+translation model and unlikely for a second model.
 
 Sources: Gulcehre et al. 2015, "On Using Monolingual Corpora in Neural Machine Translation", section 4.1; Li et al.
 2023, "Contrastive Decoding: Open-ended Text Generation as Optimization" (arXiv:2210.15097, section 3); O'Brien and
@@ -35,7 +35,7 @@ from nmtkit.translation.search.logits_processors.interface import (
 
 # N rows of a search, V target vocabulary
 
-IMPLAUSIBLE = 100.0  # subtracted from the log probability of implausible tokens; only a constraint can then choose them
+IMPLAUSIBLE = 100.0  # subtracted from the log probability of implausible tokens; then only a constraint can force them
 
 
 class SecondModelState(LogitsProcessorState):
@@ -59,8 +59,8 @@ class SecondModelState(LogitsProcessorState):
 class SecondModel(LogitsProcessor):
     """Combines the log probabilities of a search with the log probabilities of the model in the checkpoint `path`.
 
-    `flag` is the name of the setting with the checkpoint, for messages, and `advice` says how to get a checkpoint with
-    the right pieces. Raises ValueError if the checkpoint has other target pieces than `tokenizer`.
+    For messages, `flag` is the flag that sets the checkpoint, and `advice` says how to get a checkpoint with the right
+    pieces. Raises ValueError if the checkpoint has other target pieces than `tokenizer`.
     """
 
     def __init__(self, path: Path, flag: str, tokenizer: Tokenizer, advice: str) -> None:
@@ -121,7 +121,8 @@ class LMFusion(SecondModel):
 
     The language model keeps its state between the steps of a search.
 
-    Raises ValueError if the checkpoint is not a language model, or has other target pieces than `tokenizer`.
+    Raises ValueError if there is no checkpoint, if the checkpoint is not a language model, or if the checkpoint has
+    other target pieces than `tokenizer`.
     """
 
     def __init__(self, config: LMFusionConfig, tokenizer: Tokenizer) -> None:
@@ -167,7 +168,8 @@ class Contrastive(SecondModel):
     p is at least `contrast_threshold` times the largest p. Other tokens have a score of log p - 100 before the
     normalisation.
 
-    Raises ValueError if the checkpoint has other target pieces than `tokenizer`, or lacks the language.
+    Raises ValueError if there is no checkpoint, if the checkpoint has other target pieces than `tokenizer`, or if it
+    does not have the language `contrast_lang`.
     """
 
     def __init__(self, config: ContrastiveConfig, tokenizer: Tokenizer) -> None:
