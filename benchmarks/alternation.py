@@ -1,4 +1,4 @@
-"""Two checkouts in alternating turns: the quartiles of the ratios of figures, and whether the outputs are equal."""
+"""Measures two checkouts in alternating turns. Compares their figures (quartiles of ratios) and their outputs."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ def compare(systems: Mapping[str, Measure], rounds: int) -> list[Row]:
 
 
 def table_rows(system: str, turns: Mapping[str, list[Turn]]) -> list[Row]:
-    """Returns a row for each unit."""
+    """Returns a row of the table for each unit, such as "lines/s"."""
     outputs, result = verdict(turns), []
     for unit in turns["before"][0].figures:
         figures = {name: [turn.figures[unit] for turn in turns[name]] for name in CHECKOUTS}
@@ -48,7 +48,7 @@ def quartiles(values: list[float]) -> list[float]:
 
 
 def verdict(turns: Mapping[str, list[Turn]]) -> str:
-    """Says whether the outputs of the two checkouts are equal, or how many outputs differ."""
+    """Returns "equal", how many outputs differ, or "varies" if the outputs of a checkout differ between rounds."""
     if any(turn.outputs != rounds[0].outputs for rounds in turns.values() for turn in rounds):
         return "varies"
     before, after = (turns[name][0].outputs for name in CHECKOUTS)

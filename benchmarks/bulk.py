@@ -1,16 +1,16 @@
-"""Does `generate` in shards write the same bytes as `generate`, also if processes are killed, and how much slower?
+"""Does `generate` in shards write the same bytes as `generate`, even if processes are killed? How much slower is it?
 
     python benchmarks/bulk.py --lines 1000000
     python benchmarks/bulk.py --lines 1000000 --parts pace ray      # needs nmtkit[ray]
 
 pace    CPU time of `generate --workers 2` and of `generate --output-dir --workers 2`, in turns.
-killed  Kills a worker in the middle of a job, then the main process of the repeated command. A third command ends the
-        job.
-ray     A Ray cluster of two nodes on this machine, with an actor on each: kills an actor, then the driver. A second
-        command continues; a node is removed while it runs, and the other node ends the job.
+killed  Kills a worker in the middle of a job, then the main process of the repeated command. A third command completes
+        the job.
+ray     Starts a Ray cluster of two nodes on this machine, with an actor on each. Kills an actor, then the driver. A
+        second command continues the job. Meanwhile, one node is removed, and the other node completes the job.
 
-Each job must write the bytes of `generate`, and leave no temporary file. The lines are sentences of the training set,
-again and again, each with one word exchanged; `--words` shortens the sentences. A narrow Transformer with one layer is
+Each job must write the bytes of `generate`, and leave no temporary file. The text repeats the sentences of the training
+set, and replaces one word of each sentence; `--words` shortens the sentences. A narrow Transformer with one layer is
 trained briefly and searches greedily, so that the model takes less than half of the time.
 """
 
@@ -38,7 +38,7 @@ PORTS = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent
 
 
 class Meter:
-    """Counts the CPU time of a process and its descendants, also of descendants that end: samples /proc every 0.2 s."""
+    """Counts the CPU time of a process and its descendants, including descendants that end. Samples it every 0.2 s."""
 
     def __init__(self, process: int) -> None:
         self._process, self._seconds, self._ended = process, {process: 0.0}, threading.Event()
@@ -59,7 +59,7 @@ class Meter:
 
 
 class Job:
-    """A job of `nmtkit generate` on one text, in shards or not."""
+    """A job of `nmtkit generate` on one text, with or without shards."""
 
     def __init__(self, arguments: argparse.Namespace, workspace: Workspace) -> None:
         self.folder, self.lines = workspace.folder, 400 if arguments.quick else arguments.lines
@@ -87,14 +87,14 @@ class Job:
         ]
 
     def new(self, name: str) -> Path:
-        """Returns the folder `name`, without the files of an earlier job."""
+        """Removes the files of an earlier job from the folder `name`. Returns the folder."""
         folder = self.folder / name
         for path in folder.glob("*") if folder.exists() else []:
             path.unlink()
         return folder
 
     def check(self, folder: Path) -> str:
-        """Joins the shards. Raises RuntimeError if a byte differs from `whole`, or if a temporary file is left."""
+        """Joins the shards. Raises RuntimeError if the result differs from `whole`, or if a temporary file is left."""
         merged = self.folder / "merged.txt"
         nmtkit("merge", str(folder), "--output", str(merged))
         if not self.whole.exists():
@@ -112,7 +112,7 @@ class Job:
         return -(-self.lines // self.shard_lines)
 
     def wait_for(self, process: "subprocess.Popen[bytes]", folder: Path, share: float) -> None:
-        """Waits until a share of the shards is finished."""
+        """Waits until the fraction `share` of the shards is finished."""
         while self.finished(folder) < share * self.shards:
             if process.poll() is not None:
                 raise RuntimeError(f"{folder}: the command ended with {process.returncode}, too early")
@@ -120,7 +120,7 @@ class Job:
 
 
 def write_text(workspace: Workspace, path: Path, count: int, most_words: int | None) -> Path:
-    """Writes `count` sentences of at most `most_words` words. Replaces one word of each by a random word."""
+    """Writes `count` sentences of at most `most_words` words. In each sentence, replaces one word by a random word."""
     if not path.exists():
         generator, sentences = random.Random(1), [line.split() for line in workspace.lines("train", 0)]
         with path.open("w", encoding="utf-8") as file:
@@ -146,7 +146,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 def pace(arguments: argparse.Namespace, job: Job, report: Report) -> None:
     rows: list[Row] = []
-    shard_lines = min(16_384, job.lines // 2)  # the default, or a shard for each worker
+    shard_lines = min(16_384, job.lines // 2)  # the default size, or less, so that both workers have a shard
     for _ in range(arguments.rounds):
         seconds = {}
         for name in ("generate", "in shards"):
@@ -186,7 +186,7 @@ def killed(arguments: argparse.Namespace, job: Job, report: Report) -> None:
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[tuple[Any, Any]]:
-    """Starts a Ray cluster of two nodes with a CPU each. Yields the cluster and the second node."""
+    """Starts a Ray cluster of two nodes with one CPU each. Yields the cluster and the second node."""
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts slowly
     from ray.cluster_utils import Cluster
 
@@ -249,7 +249,7 @@ def main() -> None:
     flags = parser(__doc__ or "", list(parts), rounds=1)
     flags.set_defaults(parts=["pace", "killed"])
     flags.add_argument("--lines", type=int, default=20_000)
-    flags.add_argument("--words", type=int, help="only the first words of each sentence, for shorter runs")
+    flags.add_argument("--words", type=int, help="keep only this many words of each sentence, for shorter runs")
     arguments = flags.parse_args()
     report, job = Report(arguments), Job(arguments, Workspace(arguments))
     for name in arguments.parts:

@@ -8,17 +8,17 @@
         --other debian/en-da.train.tsv.gz --self-train --keep corpora \\
         --test multi30k/test_2016_flickr.en.gz multi30k/test_2016_flickr.de.gz
 
-The noise has 15 classes and touches 46 % of the pairs, in equal parts. Pairs of the class `mendable` count as good:
-they should be kept, and their text should be mended. All other classes are bad. Pairs whose sides are equal in the
-corpus are left out before. `--other` has lines of a third language. The pace of a command counts the CPU time of the
-whole command, with start and fitting.
+The noise has 15 classes, which are equally likely, and changes 46 % of the pairs. Pairs of the class `mendable` count
+as good: they should be kept, and their text should be mended. All other classes are bad. Before the noise, pairs with
+equal sides and pairs with a source of fewer than 3 words are left out. `--other` has lines of a third language. The
+pace of a command counts the CPU time of the whole command, including its start and the fitting of filters.
 
 `--opusfilter` also measures OpusFilter with its default limits: 11 filters, one of them Lingua, after the removal of
 pairs that are equal except for case and punctuation.
 
-`--keep` writes three texts into a folder: `noisy`, `cleaned` (by the last of the settings) and `clean`, which has the
-good pairs of `noisy` as they were before the noise. `--test` trains the same small Transformer on each text, and
-reports BLEU. Finished trainings of the folder are used again.
+`--keep` writes three texts into a folder: `noisy`, `cleaned` (with the last column of settings in the table) and
+`clean`, which has the good pairs of `noisy` as they were before the noise. `--test` trains the same small Transformer
+on each text, and reports BLEU. Finished trainings of the folder are used again.
 """
 
 import argparse
@@ -60,7 +60,7 @@ TRAINING = [
 
 
 class Noise:
-    """Makes a bad pair of a good pair. `good` has all good pairs, and `foreign` has lines of a third language."""
+    """Adds noise to a good pair. `good` has all good pairs, and `foreign` has lines of a third language."""
 
     def __init__(self, good: list[Pair], foreign: list[str], seed: int) -> None:
         self.random = random.Random(seed)
@@ -147,7 +147,7 @@ def _is_cp1252(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A pair of the noisy corpus: its class, its text, and the good pair of which it was made."""
+    """A pair of the noisy corpus: its class, its text, and the good pair from which it was made."""
 
     name: str
     pair: Pair
@@ -155,7 +155,7 @@ class Row:
 
 
 def noisy(good: list[Pair], foreign: list[str], seed: int, touched: float) -> list[Row]:
-    """Returns the pairs after noise. Duplicates come after the pair that they repeat."""
+    """Adds noise to the fraction `touched` of the pairs. Duplicates come after the pair that they repeat."""
     noise = Noise(good, foreign, seed)
     classes = noise.classes()
     result: list[Row] = []
@@ -184,11 +184,11 @@ def write(
 
 @dataclass
 class Result:
-    """The pairs that a system keeps: their number by class, and the pace of the whole command and of the scoring."""
+    """The number of pairs that a system keeps in each class, and the pace of the whole command and of the scoring."""
 
     kept: Counter[str]
     pace: float  # pairs per second of CPU time
-    scoring: float = 0
+    scoring: float = 0  # pairs per second of CPU time, without start and fitting; 0: not measured
 
 
 def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
@@ -227,7 +227,10 @@ def run_clean(
     flags: list[str],
     count: int,
 ) -> tuple[Result, Counter[tuple[str, str]]]:
-    """Cleans the corpus `noisy.jsonl` of a folder to `out.jsonl`. Also returns the count of each class and reason."""
+    """Cleans the corpus `noisy.jsonl` of a folder to `out.jsonl`.
+
+    `count` is the number of pairs. Also returns the number of dropped pairs for each class and reason.
+    """
     files = {name: folder / f"{name}.jsonl" for name in ("noisy", "out", "dropped")}
     source, target = languages
     finished = nmtkit(
@@ -264,7 +267,7 @@ def run_opusfilter(executable: str, folder: Path, languages: tuple[str, str], ro
     sides = [(folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in names["out"]]
     kept = list(zip(*sides, strict=True))
     counts: Counter[str] = Counter()
-    for row in rows:  # the kept pairs are in the order of the rows, and of equal pairs the first is kept
+    for row in rows:  # OpusFilter keeps the order of the rows, and keeps the first of several equal pairs
         if sum(counts.values()) < len(kept) and kept[sum(counts.values())] == tuple(map(str.rstrip, row.pair)):
             counts[row.name] += 1
     assert sum(counts.values()) == len(kept), "a kept pair of OpusFilter is not a pair of the text"
@@ -276,7 +279,7 @@ def texts(corpus: Corpus) -> list[Pair]:
 
 
 def train(folder: Path, languages: tuple[str, str], test: Corpus, updates: int) -> None:
-    """Trains a model on each of the texts `noisy`, `cleaned` and `clean` of a folder. Prints their BLEU."""
+    """Trains a model on each of the texts `noisy`, `cleaned` and `clean` of a folder. Prints the BLEU of each model."""
     write(str(folder / "test"), languages, texts(test))
     source, target = (str(folder / f"test.{language}") for language in languages)
     bleu = {}
@@ -308,14 +311,16 @@ def main() -> None:
     parser.add_argument("--new-column", help="use only rows with 0 in this column")
     parser.add_argument("--other", required=True, help="a .tsv whose fifth column is in a third language")
     parser.add_argument("--pairs", type=int, default=29_000)
-    parser.add_argument("--touched", type=float, default=0.46, help="share of the pairs that noise touches")
+    parser.add_argument("--touched", type=float, default=0.46, help="fraction of the pairs that get noise")
     parser.add_argument("--preset", default="curated")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--self-train", action="store_true", help="also score pairs by two small models")
-    parser.add_argument("--opusfilter", metavar="COMMAND", help="the command opusfilter of its environment")
+    parser.add_argument("--opusfilter", metavar="COMMAND", help="path of the command opusfilter in its environment")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the three texts into this folder")
-    parser.add_argument("--test", nargs=2, type=Path, metavar="FILE", help="train on the texts of --keep, and score")
-    parser.add_argument("--updates", type=int, default=700, help="of the trainings of --test")
+    parser.add_argument(
+        "--test", nargs=2, type=Path, metavar="FILE", help="train on the texts of --keep; score on these files"
+    )
+    parser.add_argument("--updates", type=int, default=700, help="updates of each training of --test")
     arguments = parser.parse_args()
     if arguments.test and not arguments.keep:
         parser.error("--test needs --keep")

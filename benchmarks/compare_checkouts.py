@@ -4,25 +4,25 @@
     python benchmarks/compare_checkouts.py --before /tmp/before --text m30k
     python benchmarks/compare_checkouts.py --before /tmp/before --text m30k --parts generate serve --checkpoint best.pt
 
-The script types the commands of each checkout, and imports nothing from nmtkit, so modules may move between the two
+The script runs the commands of each checkout, and imports nothing from nmtkit, so modules may move between the two
 checkouts. `--text` is a folder with train, valid and test files of both languages. Both checkouts get the same text,
 dataset and checkpoint; `before` makes the dataset, and also the checkpoint if `--checkpoint` is not given.
 
 preprocess  Pairs per second of the whole command. The outputs are the files of the dataset.
 clean       Pairs per second of the whole command. The outputs are the files of the corpus.
-train       fp32 and bf16, one process and two gloo processes, on the same seed. Target tokens per second, the median of
-            the second half of the log; and the loss of the last update. The outputs are the losses of all updates.
+train       fp32 and bf16, one process and two gloo processes, with the same seed. Target tokens per second (the median
+            of the second half of the log), and the loss of the last update. The outputs are the losses of all updates.
 generate    Each engine that is installed and that both checkouts know, greedy and with beam 4. The text is the test
-            set, `--repeats` times. Lines per second, less the seconds of a command with one line; and commands with one
-            line per second. The outputs are the translations.
+            set, `--repeats` times. "lines/s" does not count the seconds of a command that translates a single line;
+            "starts/s" is the number of such commands per second. The outputs are the translations.
 serve       The servers of both checkouts run all the time. One client, and `--clients` concurrent clients, post the
             lines of the test set, one line in a request. Lines per second, and the median milliseconds of a request;
             for milliseconds, a ratio below 1 is a gain. The outputs are the translations.
 
-The checkouts take turns, A B, B A, …, so that a slow phase of the machine disturbs both. Each round has a ratio after /
-before of two neighbouring turns; the table has the median and the quartiles of these ratios. On a busy machine, compare
-the core-seconds of whole commands. The last column compares the outputs of the checkouts; "varies" means that the
-outputs of one checkout differ between rounds.
+The checkouts take turns, A B, B A, …, so that a slow phase of the machine affects both. Each round has two neighbouring
+turns and one ratio, after / before. The table has the median and the quartiles of these ratios. On a busy machine,
+compare the core-seconds of whole commands. The last column compares the outputs of the checkouts; "varies" means that
+the outputs of one checkout differ between rounds.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Bench:
         return nmtkit(*words, checkout=self.checkouts[name], stdin=stdin, stdout=stdout)
 
     def output(self, name: str) -> Path:
-        """Returns the path of an output, which does not exist. The path is the same for both checkouts."""
+        """Returns a path for a new output, after removing the previous output. Both checkouts get the same path."""
         path = self.folder / "output"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
@@ -99,7 +99,7 @@ class Bench:
         return path
 
     def checkpoint(self, name: str) -> Path:
-        """Returns the copy of the common checkpoint for one checkout, which writes CTranslate2's model next to it."""
+        """Returns a copy of the common checkpoint for a checkout, which writes a CTranslate2 model next to the copy."""
         copy = self.folder / name / "model.pt"
         if not copy.exists():
             copy.parent.mkdir()
@@ -178,7 +178,7 @@ def serve(bench: Bench, ports: Mapping[str, int], clients: int, name: str) -> Tu
 
 
 async def post(port: int, languages: tuple[str, str], lines: list[str], clients: int) -> Turn:
-    """Posts the lines from several clients, each of which sends the next line after the answer to its line."""
+    """Posts the lines from several clients. Each client waits for the answer before it sends the next line."""
     waiting, translations, latencies = iter(enumerate(lines)), [""] * len(lines), []
 
     async def client() -> None:
@@ -219,7 +219,7 @@ def systems(part: str, bench: Bench, stack: contextlib.ExitStack) -> dict[str, M
 
 
 def translates(bench: Bench, system: str) -> bool:
-    """Returns whether both checkouts translate a line with a system. The first line of a system is slow, too."""
+    """Returns whether both checkouts can translate with a system. Here, the slow first command is not measured."""
     for name in CHECKOUTS:
         try:
             bench.run(name, "generate", *generate_flags(bench, system, name), stdin=bench.line)
@@ -245,7 +245,7 @@ def code(checkout: Path) -> str:
 def run_parts(bench: Bench, report: Report) -> None:
     arguments = bench.arguments
     for name in CHECKOUTS if {"generate", "serve"} & set(arguments.parts) else ():
-        with contextlib.suppress(RuntimeError):  # an older checkout, or numba is missing
+        with contextlib.suppress(RuntimeError):  # an older checkout has no such command, or numba is missing
             bench.run(name, "precompile")
     commits = ", ".join(f"{name} {code(checkout)}" for name, checkout in bench.checkouts.items())
     for part in arguments.parts:
@@ -263,13 +263,13 @@ def main() -> None:
     flags.add_argument("--before", type=Path, required=True, help="checkout to compare with")
     flags.add_argument("--after", type=Path, default=ROOT, help="default: this checkout")
     flags.add_argument("--arch", default="transformer_tiny")
-    flags.add_argument("--pairs", type=int, help="of the training text; default: all")
-    flags.add_argument("--lines", type=int, help="of the valid and the test set; default: all")
+    flags.add_argument("--pairs", type=int, help="number of training pairs; default: all")
+    flags.add_argument("--lines", type=int, help="lines of the valid and the test set; default: all")
     flags.add_argument("--batch-tokens", type=int, default=4096)
-    flags.add_argument("--updates", type=int, default=40, help="of each training")
-    flags.add_argument("--checkpoint", type=Path, help="of generate and serve; default: `before` trains a model")
-    flags.add_argument("--model-updates", type=int, default=300, help="of the model that `before` trains")
-    flags.add_argument("--repeats", type=int, default=3, help="of the test set, in the text of generate")
+    flags.add_argument("--updates", type=int, default=40, help="updates of each training")
+    flags.add_argument("--checkpoint", type=Path, help="for generate and serve; default: `before` trains a model")
+    flags.add_argument("--model-updates", type=int, default=300, help="updates of the model of `before`")
+    flags.add_argument("--repeats", type=int, default=3, help="copies of the test set in the text of generate")
     flags.add_argument("--beams", type=int, nargs="+", default=[1, 4])
     flags.add_argument("--clients", type=int, default=16, help="concurrent clients of serve")
     arguments = flags.parse_args()

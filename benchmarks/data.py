@@ -1,14 +1,14 @@
-"""Data: how fast is `nmtkit preprocess`, how much memory does it take, and how soon does a training start on it?
+"""Data: how fast is `nmtkit preprocess`, how much memory does it need, and how soon does a training on its data start?
 
     python benchmarks/data.py --text m30k --pairs 600000
     python benchmarks/data.py --text m30k --parts scale             # 2.5 GB of files, which are removed at the end
 
-speed   Pairs per second beside a plain script that calls SentencePiece line by line, on this text, and on long
-        texts: the text again and again with a letter changed in one word of 33, 12 and 2, because a cache of words is
-        faster for repeated words. The tokenizer is given. Times are of whole processes, and the systems take turns.
-        Compare core-seconds: the plain script has one process. Both write the same ids, which is checked.
-scale   Memory of preprocessing for `--small` and `--large` pairs, how full updates are, and the time and the memory to
-        the first batch of a dataset of `--huge` pairs (with the lengths of this text, and random ids). Memory is
+speed   Pairs per second of nmtkit, and of a plain script that calls SentencePiece line by line. The texts are this
+        text, and long texts that repeat it with a letter changed in one of 33, 12 or 2 words, because nmtkit is faster
+        for words that repeat. The tokenizer is given. Times are of whole processes, and the systems take turns.
+        Compare core-seconds, because the plain script has one process. The script checks that both write the same ids.
+scale   Memory of preprocessing for `--small` and `--large` pairs, how full updates are, and the time and the memory
+        until the first batch of a dataset of `--huge` pairs (with the lengths of this text, and random ids). Memory is
         anonymous memory, summed over a process and its children every 20 ms; mapped files are not counted.
 """
 
@@ -65,7 +65,10 @@ split.batch(micro_batches(update, split.source.lengths, split.target.lengths, 40
 
 
 def write_text(workspace: Workspace, prefix: Path, pairs: int | None, rate: int) -> int:
-    """Writes `pairs` pairs, the training set over and over, with letters changed in one word of `rate` (0: none)."""
+    """Writes the training set again and again, up to `pairs` pairs (None: once). Returns the number of pairs.
+
+    Changes a letter in about one of `rate` words; 0: in none.
+    """
     for side, language in enumerate(workspace.pair):
         text = np.frombuffer(workspace.file("train", side).read_bytes(), np.uint8)
         rng = np.random.default_rng(side)
@@ -129,7 +132,7 @@ def speed(arguments: argparse.Namespace, workspace: Workspace, report: Report, f
 
 
 def peak_gigabytes(words: list[str]) -> tuple[float, float]:
-    """Returns the peak of the anonymous memory of a command and its children, and its seconds."""
+    """Returns the peak of the anonymous memory of a command and its children in GB, and the seconds of the command."""
     start, peak = time.perf_counter(), 0
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     while process.poll() is None:
@@ -141,7 +144,7 @@ def peak_gigabytes(words: list[str]) -> tuple[float, float]:
 
 
 def anonymous_kilobytes(process: int) -> int:
-    """Returns 0 for a process that has ended."""
+    """Returns the anonymous memory of a process in kB, or 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -200,8 +203,10 @@ def scale(arguments: argparse.Namespace, workspace: Workspace, report: Report, f
 def main() -> None:
     parts = {"speed": speed, "scale": scale}
     flags = parser(__doc__, list(parts))
-    flags.add_argument("--rates", type=int, nargs="+", default=[0, 33, 12, 2], help="0: the text as it is")
-    flags.add_argument("--pairs", type=int, default=600_000, help="of the changed texts")
+    flags.add_argument(
+        "--rates", type=int, nargs="+", default=[0, 33, 12, 2], help="change one of this many words; 0: no word"
+    )
+    flags.add_argument("--pairs", type=int, default=600_000, help="pairs of each changed text")
     flags.add_argument("--small", type=int, default=300_000)
     flags.add_argument("--large", type=int, default=3_000_000)
     flags.add_argument("--huge", type=int, default=36_000_000)

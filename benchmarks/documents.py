@@ -8,13 +8,13 @@
 The documents are the files in the folders, the pages of html5lib-tests (`*.dat`, `*.test`), and the documents in string
 literals of Python files, which are the inputs of the tests of these programs. Each document goes through the pipeline
 of `nmtkit generate`. Two deterministic translators stand in for a model: `letters` replaces each letter of the Latin
-alphabet (ROT13); `reversed` also reverses the order of the words, and replaces the translations of catalogues. Both
-report links between words.
+alphabet (ROT13); `reversed` also reverses the order of the words, and replaces existing translations in catalogues.
+Both also return the alignment of words.
 
 crashed   nmtkit raised an error other than a refusal.
 refused   nmtkit refused the file with a message.
-damaged   The peer does not read the output, or reads other entries, times, identifiers, tags or attributes than in the
-          original. A document is compared only if the peer reads the original.
+damaged   A peer, one of the programs below, cannot read the output, or reads different entries, times, identifiers,
+          tags or attributes than in the original. A document is compared only if the peer can read the original.
 altered   The output differs from the original although the translator returned its input (web pages and subtitles).
 
 The peers are polib, translate-toolkit, srt, pysubs2, webvtt-py, html5lib and lxml, as far as they are installed, and
@@ -55,12 +55,12 @@ from nmtkit.translation.steps import SegmentNode
 
 LANGUAGE = "pl"  # the target language: several plural forms
 FORMATS = ("html", "srt", "vtt", "po", "xliff")
-SHORTEST = 20  # characters of a literal that may be a document
+SHORTEST = 20  # a string literal with fewer characters does not count as a document
 
 
 @dataclass(frozen=True)
 class Source:
-    """A document of a folder. Its name has the line of a string literal, or the number of a page."""
+    """A document of a folder. `name` is a path, followed by the line of a string literal or the number of a page."""
 
     name: str
     format: str
@@ -118,7 +118,7 @@ def literals(path: Path, name: str) -> Iterator[Source]:
 
 
 def recognized(data: bytes) -> str | None:
-    """Returns the format of a string literal that nmtkit recognizes as a document."""
+    """Returns the format of a string literal, or None if nmtkit does not recognize the literal as a document."""
     message = notice(data, "literal") or ""
     return next((format for format in FORMATS if f"--input-format {format}" in message), None)
 
@@ -134,12 +134,12 @@ def tokenizer() -> Tokenizer:
 
 
 def letters(text: str) -> tuple[str, list[int]]:
-    """Returns a text with other letters, and the position in the source for each character."""
+    """Returns the text after ROT13, and the position in the source of each of its characters."""
     return codecs.encode(text, "rot13"), list(range(len(text)))
 
 
 def reversed_words(text: str) -> tuple[str, list[int]]:
-    """Returns a text with other letters and its words in the opposite order, and the positions in the source."""
+    """Like `letters`, but the words are in the opposite order."""
     rotated, order = codecs.encode(text, "rot13"), [*reversed(words(text))]
     parts, positions = [], []
     for start, end in order:
@@ -171,7 +171,7 @@ class Substitution:
         return [pipeline.translation(line).text for line in lines]
 
     def hypothesis(self, leaf: SegmentNode) -> Hypothesis:
-        """Returns the translation of a leaf. Each piece attends to the piece of its source."""
+        """Returns the translation of a leaf. Each target piece attends only to the source piece that it replaces."""
         ids, text = leaf.input.ids, leaf.segment.text
         target, positions = self.translate(text)
         tokens = self.tokenizer.encode_target([target]).ids[:-1].tolist()
@@ -179,7 +179,7 @@ class Substitution:
         pieces = {position: index for index, span in enumerate(spans) for position in range(*span)}
         attention = []
         for start, end in decoded_pieces(self.tokenizer.target, self.tokenizer.target_pieces(tokens))[1]:
-            first = start + (target[start:end].startswith(" ") and start + 1 < end)  # the space of the piece
+            first = start + (target[start:end].startswith(" ") and start + 1 < end)  # skips a space at the start
             position = positions[min(first, len(positions) - 1)] if positions else 0
             row = [0.0] * len(ids)
             row[pieces.get(position, 0)] = 1.0
@@ -197,7 +197,8 @@ def polib_entries(data: bytes) -> Entries:
     import polib
 
     catalogue = polib.pofile(text_of_catalogue(data))
-    headers = [catalogue.header, *[""] * len(catalogue)]  # without a header, the comments of the first entry
+    # if the file has no header, polib takes the comments of the first entry for the header
+    headers = [catalogue.header, *[""] * len(catalogue)]
     return [
         (entry.msgctxt, entry.msgid, entry.msgid_plural, entry.obsolete, entry.occurrences, entry.comment,
          f"{header.strip()}\n{entry.tcomment}".strip(), sorted({*entry.flags} - {"fuzzy"}), entry.previous_msgid)
@@ -257,7 +258,7 @@ SHOWN = ATTRIBUTES | {"label", "value", "content", "lang", "xml:lang", "dir"}
 
 
 def html5lib_tags(data: bytes) -> Entries:
-    """Returns the tags in order. A tree would change with the words around tags that are not properly nested."""
+    """Returns the tags in order, not as a tree: if tags are badly nested, the tree depends on the words around them."""
     import html5lib
     from html5lib.constants import tagTokenTypes
 
@@ -334,7 +335,10 @@ def entries_of(reader: Reader, data: bytes) -> Entries | None:
 
 
 def judge(source: Source, output: bytes, moved: bool, counts: Counter[str]) -> Iterator[str]:
-    """Yields the name of each peer that reads the output in another way than the original, with the difference."""
+    """Yields the name of each peer that reads the output and the original differently, with the difference.
+
+    `moved` means that the translator has changed the order of words.
+    """
     for name, module, reader in READERS[source.format]:
         if not installed(name, module):
             continue
@@ -347,7 +351,7 @@ def judge(source: Source, output: bytes, moved: bool, counts: Counter[str]) -> I
             before, after = sorted(before), sorted(after)  # inline elements move with their words
         if before != after:
             different = next((pair for pair in zip(before, after or [], strict=False) if pair[0] != pair[1]), None)
-            yield f"{name}: {different or 'another number of entries, or no entries'}"[:300]
+            yield f"{name}: {different or 'a different number of entries, or no entries'}"[:300]
 
 
 def run(folders: Sequence[Path], report: Callable[[str], None]) -> dict[str, Counter[str]]:

@@ -1,18 +1,18 @@
-"""Engines on one thread of a CPU: nmtkit's engines beside CTranslate2 and transformers, with the same weights.
+"""Compares nmtkit's engines on one thread of a CPU with CTranslate2 and transformers, on the same weights.
 
     python benchmarks/engines.py --checkpoint best.pt --lines test.en       # needs nmtkit[export,numba], transformers
     python benchmarks/engines.py --parts base opus --precisions int8 --only numba,CTranslate2
 
 trained   A checkpoint on real lines.
-base      transformer_base with random weights, 15 forced steps on sentences of 8 to 19 pieces.
+base      transformer_base with random weights. Sentences have 8 to 19 pieces, and each search is forced to 15 steps.
 opus      The same for a model of OPUS-MT's shape (6 + 6 layers 512 wide, swish, 58,101 entries, two SentencePiece
           models), which transformers saves and `nmtkit import` reads. Only this part has transformers, whose int8 is
           torch's dynamic quantization of all linear layers.
 
-For each number of lines n, a system translates n lines at a time, from text to text. Nothing rewards length (`--lenpen
-0`), so that the search is the same. CTranslate2 and transformers have batches of 32 lines, their fastest here. Models
-are loaded before the clock starts. A row has the medians of all rounds; the last columns are times relative to the
-first system. `--only` chooses systems.
+For each number of lines n, a system translates n lines at a time, from text to text. Scores are not normalised by
+length (`--lenpen 0`), so that all systems search alike. CTranslate2 and transformers have batches of 32 lines, which
+is their fastest size here. Models are loaded before the clock starts. A row has the medians of all rounds; the last
+columns are times relative to the first system. `--only` chooses systems.
 """
 
 import argparse
@@ -41,14 +41,14 @@ from nmtkit.models.formats import huggingface
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
-NUMBERS, BEAMS, STEPS, BATCH = (1, 4, 16, 64, 256), (1, 4), 14, 32  # STEPS: without the end of the sentence
-LINES = 64  # smallest number of lines of a round
-ENTRIES, PIECES = 58_101, 16_000  # of OPUS-MT's vocabulary, and of each SentencePiece model
+NUMBERS, BEAMS, STEPS, BATCH = (1, 4, 16, 64, 256), (1, 4), 14, 32  # STEPS does not count the step of eos
+LINES = 64  # smallest number of lines in a round
+ENTRIES, PIECES = 58_101, 16_000  # sizes of OPUS-MT's vocabulary and of each SentencePiece model
 # Random weights repeat pieces: without `keep_loops`, each line would be searched twice.
 FORCED = SearchOptions(min_len=STEPS, max_len_a=0.0, max_len_b=STEPS, keep_loops=True)
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
-Translate = Callable[[list[str]], list[str]]  # translates lines at a time
-Load = Callable[[int], Translate]  # beam -> a system
+Translate = Callable[[list[str]], list[str]]  # translates the lines of one call
+Load = Callable[[int], Translate]  # beam size -> a system
 
 
 def made_up_text() -> list[str]:
@@ -72,7 +72,7 @@ def base_model(folder: Path) -> Path:
 
 
 def opus_model(folder: Path) -> Path:
-    """Returns a checkpoint that is imported from a folder of transformers with random weights, next to this folder."""
+    """Returns a checkpoint imported from a transformers model with random weights, whose folder lies next to it."""
     path, original = folder / "opus.pt", folder / "opus"
     if path.exists():
         return path
@@ -210,10 +210,10 @@ def all_calls(translate: Translate, calls: list[list[str]]) -> list[str]:
 
 def main() -> None:
     flags = parser(__doc__, ["trained", "base", "opus"], rounds=5, threads=1)
-    flags.add_argument("--checkpoint", type=Path, help="of the part trained")
-    flags.add_argument("--lines", type=Path, help="source lines of the part trained")
+    flags.add_argument("--checkpoint", type=Path, help="for the part `trained`")
+    flags.add_argument("--lines", type=Path, help="source lines for the part `trained`")
     flags.add_argument("--precisions", nargs="+", choices=list(COMPUTE_TYPES), default=list(COMPUTE_TYPES))
-    flags.add_argument("--numbers", nargs="+", type=int, default=list(NUMBERS), help="of lines at a time")
+    flags.add_argument("--numbers", nargs="+", type=int, default=list(NUMBERS), help="numbers of lines at a time")
     arguments = flags.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.numbers = 1, [1, 4]
@@ -222,7 +222,7 @@ def main() -> None:
     report = Report(arguments)
     if "trained" in arguments.parts:
         if arguments.checkpoint is None or arguments.lines is None:
-            flags.error("the part trained needs --checkpoint and --lines")
+            flags.error("the part `trained` needs --checkpoint and --lines")
         lines = arguments.lines.read_text(encoding="utf-8").split("\n")[:-1]
         measured(arguments, "trained", arguments.checkpoint, lines[:: max(1, len(lines) // max(NUMBERS))], report)
     for part, make in (("base", base_model), ("opus", opus_model)):

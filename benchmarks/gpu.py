@@ -1,15 +1,15 @@
 """Is nmtkit correct and fast on a GPU? Takes under 25 minutes. Each part is a separate process with a time limit.
 
     python benchmarks/gpu.py                                    # all parts, on the first GPU
-    python benchmarks/gpu.py --parts correctness training       # some
+    python benchmarks/gpu.py --parts correctness training       # some parts
     python benchmarks/gpu.py --device cpu                       # everything very small, to test the script
 
 The script needs nmtkit's dependencies (torch 2.11 or later) and this folder; nmtkit itself need not be installed. Each
-result is printed at once, and the report (`--output`, JSON) is written after each part. A part that fails or takes too
-long prints its traceback, and the next part starts. The exit status is the number of parts
-that failed.
+result is printed at once, and the report (`--output`, JSON) is written after each part. If a part fails, its traceback
+is printed. If a part takes too long, it is killed. In both cases, the next part starts. The exit status is the number
+of parts that failed or took too long.
 
-Data are synthetic: random ids in sentences of log-normal lengths, 28 tokens at the mean, or lines of made-up words.
+Data are synthetic: random ids in sentences of log-normal lengths with a mean of 28 tokens, or lines of made-up words.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Scale:
 
     device: str
     models: tuple[str, str] = ("base", "big")
-    layers: int | None = None  # instead of the preset's, in encoder and decoder
+    layers: int | None = None  # layers of the encoder and of the decoder; None: as in the preset
     vocabulary: int = 37_000
     batch_tokens: int = 25_000
     max_tokens: tuple[int, ...] = (4_096, 12_500, 25_000, 50_000)
@@ -62,14 +62,14 @@ class Scale:
     beams: tuple[int, ...] = (4, 1)
     sentences: int = 4_096
     rounds: int = 2
-    pairs: int = 30_000  # of the text for the end-to-end part
+    pairs: int = 30_000  # pairs in the text for the end-to-end part
     run_architecture: str = "transformer_base"
     run_updates: int = 30
     run_batch_tokens: int = 25_000
 
     @property
     def depth(self) -> dict[str, int]:
-        """Settings of an architecture."""
+        """Returns the settings of an architecture that has `layers` layers."""
         return {} if self.layers is None else {"encoder_layers": self.layers, "decoder_layers": self.layers}
 
 
@@ -86,11 +86,11 @@ SCALES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, *GROUPS], default=list(PARTS), metavar="PART",
-                        help=f"of {', '.join([*PARTS, *GROUPS])}")  # fmt: skip
+                        help=f"some of {', '.join([*PARTS, *GROUPS])}")  # fmt: skip
     parser.add_argument("--device", choices=SCALES, default="cuda")
-    parser.add_argument("--minutes", type=float, default=25.0, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=25.0, help="time limit of all parts together")
     parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="the report, to which this run is added")
-    parser.add_argument("--run-part", nargs=3, help=argparse.SUPPRESS)  # in the process of a part
+    parser.add_argument("--run-part", nargs=3, help=argparse.SUPPRESS)  # for the process that runs a part
     arguments = parser.parse_args()
     if arguments.run_part:
         module, function, rows = arguments.run_part
@@ -168,7 +168,7 @@ def run_part(module: str, function: str, scale: Scale, rows: Path) -> int:
 
 
 def write_text(folder: Path, pairs: int) -> None:
-    """Writes lines of log-normal lengths, 28 words at the mean; a target is the source backwards, in capitals."""
+    """Writes lines of log-normal lengths with a mean of 28 words. A target is the source backwards, in capitals."""
     draw = random.Random(1)
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
     words = ["".join(draw.choice(syllables) for _ in range(draw.randint(1, 4))) for _ in range(4_000)]
@@ -176,7 +176,7 @@ def write_text(folder: Path, pairs: int) -> None:
         with (folder / f"{split}.xx").open("w") as source, (folder / f"{split}.yy").open("w") as target:
             for _ in range(count):
                 length = min(200, max(1, round(draw.lognormvariate(math.log(28) - 0.15, 0.55))))
-                # common words are more common: the index of a word is a product of two uniform numbers
+                # as in a language, some words are frequent: an index is a product of two uniform random numbers
                 line = [words[int(len(words) * draw.random() * draw.random())] for _ in range(length)]
                 source.write(" ".join(line) + "\n")
                 target.write(" ".join(reversed(line)).upper() + "\n")

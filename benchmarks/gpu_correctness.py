@@ -1,7 +1,7 @@
-"""Part of `gpu.py`: compares results with a CPU. Each row has the error of a result, and whether the error is `ok`.
+"""A part of `gpu.py`: compares results on a GPU with results on a CPU. Each row has errors and whether they are `ok`.
 
 References are computed in fp32 or fp64 on the CPU from the same rounded inputs, so that an error comes from the kernel
-alone: some units of 2^-8 in bf16, of 2^-11 in fp16 and TF32, of 2^-23 in fp32.
+alone. Some units of 2^-8 in bf16, of 2^-11 in fp16 and TF32, and of 2^-23 in fp32 are normal.
 """
 
 import copy
@@ -28,7 +28,7 @@ from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.scorer import BLOCK
 from nmtkit.translation.search.types import BatchHypotheses
 
-TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative; TF32 is allowed for in fp32
+TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative errors; fp32 may use TF32
 
 
 def correctness(scale: Scale) -> Iterator[Row]:
@@ -39,7 +39,7 @@ def correctness(scale: Scale) -> Iterator[Row]:
 
 
 def error(got: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, relative to the largest value."""
+    """Returns the largest difference, relative to the largest expected value."""
     got, expected = got.detach().double().cpu(), expected.detach().double().cpu()
     return float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
@@ -89,7 +89,7 @@ def attention(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def residuals(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """Compares norm(x + dropout(change)) without dropout, and the share and scale of elements that dropout keeps."""
+    """Compares norm(x + change). Then checks which share of elements dropout keeps, and the scale of these elements."""
     x, change, direction = (torch.randn(300, 512) for _ in range(3))
     norm = nn.LayerNorm(512)
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
@@ -188,7 +188,7 @@ def small_model(vocabulary: int) -> nn.Module:
 
 
 def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """Compares graph search, with and without CUDA graphs, with the plain search in all precisions."""
+    """Compares continuous batching, with and without CUDA graphs, with the plain beam search in all precisions."""
     vocabulary = min(scale.vocabulary, 4_000)
     sentences = random_sentences(96 if device.type == "cuda" else 6, vocabulary)
     for precision in ("fp32", "bf16", "autocast") if device.type == "cuda" else ("fp32",):
@@ -208,7 +208,10 @@ def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def compared(name: str, results: BatchHypotheses, expected: BatchHypotheses) -> Row:
-    """Rounding may exchange two hypotheses with equal scores, so scores must be equal, and nearly all translations."""
+    """Returns a row that is `ok` if nearly all translations are equal and all scores are nearly equal.
+
+    Not all translations must be equal, because rounding may exchange two hypotheses with equal scores.
+    """
     pairs = [(ours[0], theirs[0]) for ours, theirs in zip(results, expected, strict=True)]
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs) / len(pairs)
     worst = max(abs(ours.score - theirs.score) / max(1.0, abs(theirs.score)) for ours, theirs in pairs)

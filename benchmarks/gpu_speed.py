@@ -1,8 +1,9 @@
 """Parts of `gpu.py`: the speed of training and decoding, and of other toolkits on the same shapes.
 
-Weights and sources are random. A random model hardly ever ends a sentence, so a translation may be, and is, as long as
-its source: as in practice, sentences of many lengths end at many times. CTranslate2 gets the same weights and lengths,
-in one call for each length; the model of Hugging Face gets sentences of one length, which need no padding.
+Weights and sources are random. A random model hardly ever ends a sentence, so each translation reaches the length
+limit, which is the length of its source. As in practice, sentences of different lengths end at different times.
+CTranslate2 gets the same weights and lengths, in one call for each length; the model of Hugging Face gets sentences of
+one length, which need no padding.
 """
 
 import contextlib
@@ -39,16 +40,17 @@ from nmtkit.translation.search.scorer import BLOCK, continuations
 from nmtkit.translation.search.types import Segment
 from nmtkit.translation.translator import prepare
 
-BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2
-System = Callable[[], int]  # decodes all sentences and returns the tokens of the translations with eos
-MEAN_LENGTH, SPREAD = 28, 0.55  # of the log-normal distribution of lengths, eos included
+BATCH = 16_384  # source tokens of a batch, for CTranslate2 and for the search that decodes batch by batch
+System = Callable[[], int]  # decodes all sentences and returns the number of target tokens, eos included
+# mean of the log-normal sentence lengths (eos included), and standard deviation of their logarithms
+MEAN_LENGTH, SPREAD = 28, 0.55
 LONGEST = 200
-# dense bf16 products by the makers' data sheets, TFLOP/s
+# peak TFLOP/s of dense bf16 matrix products, from the data sheets of the makers
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "4090": 165.0}
 
 
 def lengths_of(tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """Returns lengths of sentences with `tokens` tokens together."""
+    """Returns random sentence lengths whose sum is `tokens`."""
     mean = math.log(MEAN_LENGTH) - SPREAD**2 / 2
     drawn = torch.empty(2 * tokens // MEAN_LENGTH + 8).log_normal_(mean, SPREAD, generator=generator)
     lengths = drawn.round().long().clamp(2, min(LONGEST, tokens))
@@ -107,12 +109,12 @@ def trainer_of(model: str, scale: Scale, **settings: Any) -> Trainer:
 
 
 def update_flop(config: Any, vocabulary: int, update: Update) -> float:
-    """Returns the FLOP of an update, forward and backward: products with weights and products of attention."""
+    """Returns the FLOP of the matrix products of an update (with weights and in attention), forward and backward."""
     width = config.heads * (2 * config.key_width + 2 * config.value_width) * config.d_model  # four projections
     inner = 2 * config.d_model * config.d_ff
     source = config.encoder_layers * (width + inner) + config.decoder_layers * width // 2
     target = config.decoder_layers * (width + width // 2 + inner) + config.d_model * vocabulary
-    pairs = 0.0  # of a query and a key, summed over layers
+    pairs = 0.0  # pairs of a query and a key, summed over layers
     for _, batch in update.micro_batches:
         s, t = batch.source.layout.lengths.double(), batch.target_input.layout.lengths.double()
         pairs += config.encoder_layers * float((s * s).sum())
@@ -147,7 +149,7 @@ def timed(step: Callable[[], object], device: str) -> tuple[float, float]:
 
 
 def measure(trainer: Trainer, max_tokens: int, scale: Scale) -> Row:
-    """Measures the median of several updates with different sentences."""
+    """Measures several updates with different sentences. Returns the medians."""
     updates = [update_of(number, max_tokens, scale) for number in range(4)]
     for number in range(scale.warmup):
         trainer.step(updates[number % 4])
@@ -178,7 +180,7 @@ def sizes(model: str, scale: Scale, compiled: bool) -> Iterator[Row]:
     trainer = trainer_of(model, scale, precision="bf16", compile=compiled)
     title = {"model": model, "mode": "compiled" if compiled else "eager", "precision": "bf16"}
     if compiled:
-        if scale.device == "cpu":  # its compiler takes minutes for kernels that are not measured here
+        if scale.device == "cpu":  # the compiler for CPUs would take minutes, and its kernels are not measured here
             trainer.model.compile = functools.partial(trainer.model.compile, backend="aot_eager")
         start = time.perf_counter()
         trainer.compile(update_of(0, scale.max_tokens[-1], scale).micro_batches[0][1])
@@ -187,7 +189,7 @@ def sizes(model: str, scale: Scale, compiled: bool) -> Iterator[Row]:
     for max_tokens in scale.max_tokens:
         try:
             yield title | measure(trainer, max_tokens, scale)
-        except (torch.OutOfMemoryError, ValueError) as error:  # the trainer turns the first into the second
+        except (torch.OutOfMemoryError, ValueError) as error:  # the trainer raises ValueError if memory is full
             yield title | {"max_tokens": max_tokens, "error": str(error)}
             gc.collect()
 
@@ -209,7 +211,7 @@ def compiled_big(scale: Scale) -> Iterator[Row]:
 
 
 def precisions(scale: Scale) -> Iterator[Row]:
-    """Measures the other precisions, and the gain of torch's setting for fp32 products."""
+    """Measures the other precisions. The rows say whether torch uses TF32 for products in fp32."""
     names = ("fp16", "fp32") if scale.device == "cuda" else ("fp32",)
     for precision in names:
         trainer = trainer_of(scale.models[0], scale, precision=precision)
@@ -221,7 +223,7 @@ def precisions(scale: Scale) -> Iterator[Row]:
 
 
 def profile(scale: Scale) -> Iterator[Row]:
-    """Profiles three updates of base: number of kernels, their time, and the largest kernels."""
+    """Profiles three updates of the first model: number of kernels, their time, and the slowest kernels."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -261,7 +263,7 @@ def options_of(beam: int) -> SearchOptions:
 
 
 def random_sentences(number: int, vocabulary: int) -> list[Segment]:
-    """Returns random sources, longest first, like a translator sorts them."""
+    """Returns random sources, longest first, in the order in which `Translator` sorts sources."""
     generator = torch.Generator().manual_seed(1)
     lengths = lengths_of(64 * number, generator)[:number].sort(descending=True).values.tolist()
     return [Segment([*torch.randint(3, vocabulary, (n - 1,), generator=generator).tolist(), EOS]) for n in lengths]
@@ -304,7 +306,7 @@ def in_slots(model: Architecture, sentences: list[Segment], beam: int, slots: in
 
 
 def decoding(scale: Scale) -> Iterator[Row]:
-    """Measures numbers of slots and beams. The first call of each records its graphs."""
+    """Measures decoding with several numbers of slots and beam sizes. The first call with each records CUDA graphs."""
     device = torch.device(scale.device, 0) if scale.device == "cuda" else torch.device("cpu")
     sentences = random_sentences(scale.sentences, scale.vocabulary)
     base, big = scale.models
@@ -388,7 +390,7 @@ def ctranslate2(scale: Scale) -> Iterator[Row]:
 
 
 def write_ctranslate2(scale: Scale, folder: Path) -> None:
-    """Writes the random model for CTranslate2, whose own converter knows no nmtkit."""
+    """Writes the random model in the format of CTranslate2, which has no converter for models of nmtkit."""
     entry, size = ARCHITECTURES[f"transformer_{scale.models[0]}"], scale.vocabulary
     torch.manual_seed(1)
     model = entry.factory(entry.preset, Vocabulary(source=size, target=size, joint=True)).eval()
@@ -411,7 +413,7 @@ def ctranslate2_system(translator: Any, sentences: list[Segment], beam: int) -> 
     def run() -> int:
         waiting = []
         for length, group in by_length.items():  # longest first
-            # without eos, so that the number of steps is equal
+            # CTranslate2 makes no eos here, so that all systems make the same number of steps
             limits = {"min_decoding_length": length, "max_decoding_length": length}
             settings = {"max_batch_size": BATCH, "batch_type": "tokens", "asynchronous": True, "beam_size": beam}
             waiting += translator.translate_batch(group, **settings, **limits)

@@ -40,11 +40,11 @@ def parser(description: str, parts: Sequence[str] = (), **defaults: Any) -> argp
     flags.add_argument("--folder", type=Path, default=Path("benchmark-runs"), help="data and models, kept for reuse")
     flags.add_argument("--parts", nargs="+", choices=parts, default=list(parts), help="default: all")
     flags.add_argument("--only", help="run only systems whose names contain one of these texts, separated by commas")
-    flags.add_argument("--rounds", type=int, default=3, help="rounds of turns, of which the median counts")
+    flags.add_argument("--rounds", type=int, default=3, help="measured rounds; the median counts")
     flags.add_argument("--threads", type=int, default=2)
     flags.add_argument("--busy", action="store_true", help="keep every core busy with another process")
-    flags.add_argument("--quick", action="store_true", help="very small sizes: tests the script, measures nothing")
-    flags.add_argument("--output", type=Path, help="JSON file to which the report of this run is added")
+    flags.add_argument("--quick", action="store_true", help="very small sizes, to test the script")
+    flags.add_argument("--output", type=Path, help="JSON file for the report of this run")
     flags.set_defaults(**defaults)
     return flags
 
@@ -76,7 +76,7 @@ class Workspace:
         return str(self.text / split)
 
     def file(self, split: str, side: int) -> Path:
-        """Returns the plain file of a side (0: source, 1: target), which is unpacked first if it is a .gz file."""
+        """Returns the uncompressed file of a side (0: source, 1: target). If there is only a .gz file, unpacks it."""
         path = Path(f"{self.prefix(split)}.{self.pair[side]}")
         if path.exists():
             return path
@@ -121,7 +121,7 @@ class Timing:
 
 
 def in_turns(systems: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
-    """Times the systems in turns, so that a disturbance of the machine slows all of them alike.
+    """Times the systems in turns, so that other load on the machine slows all systems alike.
 
     Core-seconds count this process and its living children.
     """
@@ -149,7 +149,7 @@ def own_cpu_seconds(process: int) -> float:
 
 
 def children(process: int) -> list[int]:
-    """Returns the child processes of all threads of a process."""
+    """Returns the ids of the child processes of all threads of a process, or an empty list if the process has ended."""
     try:
         tasks = list(Path(f"/proc/{process}/task").iterdir())
         return [int(child) for task in tasks for child in task.joinpath("children").read_text().split()]
@@ -188,7 +188,10 @@ def command(
     words: Sequence[str], stdin: Path | None = None, stdout: Path | None = None, limit: float | None = None,
     **environment: str,
 ) -> Finished:  # fmt: skip
-    """Runs a command. `limit` is in seconds; a command that takes longer is killed, and that is not an error."""
+    """Runs a command. After `limit` seconds, kills the command without an error.
+
+    Raises RuntimeError if the command fails.
+    """
     start, killed = time.perf_counter(), threading.Event()
     with tempfile.TemporaryFile("w+") as log, open(stdin or os.devnull) as lines, contextlib.ExitStack() as stack:
         output = stack.enter_context(stdout.open("w")) if stdout else log
@@ -225,7 +228,7 @@ def search_path(checkout: Path = ROOT) -> str:
 
 
 class Server:
-    """A process of a script with `--child`, which answers a JSON line with a JSON line, and otherwise waits."""
+    """A process that runs a script with `--child`. It answers each line of JSON with a line of JSON."""
 
     def __init__(
         self, script: str, settings: Any, checkout: Path = ROOT, threads: int = 1, python: Path | str = sys.executable
@@ -235,7 +238,7 @@ class Server:
         self.process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.ask(None)  # until the process is ready
+        self.ask(None)  # waits until the process is ready
 
     def ask(self, message: Any) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -248,7 +251,7 @@ class Server:
 
 
 def answer(handle: Callable[[Any], Any]) -> None:
-    """Answers the messages of a `Server`, in its process."""
+    """Answers the messages of a `Server`. Runs in the process of the server."""
     for line in sys.stdin:
         message = json.loads(line)
         print(json.dumps(None if message is None else handle(message)), flush=True)
@@ -258,7 +261,10 @@ def answer(handle: Callable[[Any], Any]) -> None:
 
 
 def speeds(timings: Mapping[str, Timing], tokens: float, ours: str = "nmtkit") -> list[Row]:
-    """Returns a row for each system. Names end in the precision; `ours` has the same ending in the ratios."""
+    """Returns a row for each system. The last word of a name is a precision.
+
+    `tokens` is the number of tokens of a round. The ratio of a system is relative to `ours` in the same precision.
+    """
     median = {name: statistics.median(timing.seconds) for name, timing in timings.items()}
     rows = []
     for name, timing in timings.items():
@@ -271,19 +277,19 @@ def speeds(timings: Mapping[str, Timing], tokens: float, ours: str = "nmtkit") -
 
 
 def shown(value: Any) -> str:
-    """Returns three digits of a fraction, and all digits of a whole number."""
+    """Returns the text of a value: three digits of a float below 1,000, and all digits before the point of others."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
 def chosen(systems: Mapping[str, Any], only: str | None) -> dict[str, Any]:
-    """Returns the systems that `--only` names."""
+    """Returns the systems whose names contain a text of `--only`, or all systems without `--only`."""
     return {name: run for name, run in systems.items() if not only or any(word in name for word in only.split(","))}
 
 
 class Report:
-    """Prints tables, and adds them to the JSON file of `--output` after the machine, the versions and the flags."""
+    """Prints tables. Writes machine, versions, flags and tables to the JSON file of `--output`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.output = arguments.output

@@ -3,9 +3,10 @@
     python benchmarks/layer_types.py                   # prints the tables, writes layer_types.png beside this file
     python benchmarks/layer_types.py --device cuda
 
-For each type: seconds of one layer, forward and backward, for one sentence (many sentences are run at once, 4,096
-tokens of them); the products' floating-point operations; growth exponents of both; and, counted in the graph of
-operations, the number of sequential operations and the path length between the two ends of a sentence.
+For each type, the script measures the seconds of one layer, forward and backward, for one sentence (a call runs several
+sentences with 4,096 tokens in all). It counts the floating-point operations of the matrix products, and fits growth
+exponents of seconds and operations. In the autograd graph, it counts the sequential operations and the path length
+between the first and the last token of a sentence.
 
 The plot needs matplotlib: pip install 'nmtkit[plots]'.
 """
@@ -33,20 +34,20 @@ from nmtkit.models.layers.attention_reference import AttentionSpec
 from nmtkit.models.layers.convolution import PackedConvolution
 from nmtkit.models.layers.recurrent import PackedLSTM, lstm_cell
 
-# B sentences of n tokens each, T = B n, d width, r neighbourhood of restricted self-attention, k kernel
+# B sentences of n tokens each, T = B n, d width, r neighbourhood of restricted self-attention, k kernel size
 
-TOKENS = 4096  # of all sentences of a measurement
+TOKENS = 4096  # tokens of all sentences in a measurement
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # at width 256
 WIDTHS = (64, 128, 256, 512, 1024)  # at length 64
 FIXED_WIDTH, FIXED_LENGTH = 256, 64
 KERNEL, NEIGHBOURHOOD, HEAD = 3, 32, 64
-COUNTED_LENGTHS = (14, 41, 122, 365)  # the spans of 3, 4, 5 and 6 convolutions of dilations 1, 3, 9, …
+COUNTED_LENGTHS = (14, 41, 122, 365)  # longest n that 3, 4, 5 and 6 convolutions with dilations 1, 3, 9, … connect
 
 warnings.filterwarnings("ignore", "TF32 acceleration")  # the warning of torch when oneDNN is switched off for counting
 
 
 class SelfAttention(nn.Module):
-    """softmax(X X^T / sqrt(K)) X in heads of 64, without projections, as the paper counts."""
+    """softmax(X X^T / sqrt(K)) X in heads of width 64. The paper does not count projections, so there are none."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class SelfAttention(nn.Module):
 
 
 class RestrictedAttention(SelfAttention):
-    """Sliding-window self-attention, as `--window` runs on a CPU with long sentences."""
+    """Sliding-window self-attention, with the code that `--window` uses on a CPU for long sentences."""
 
     def attend(self, x: Tensor, layout: Layout) -> Tensor:
         return sliding_window_attention(x, x, x, layout, layout, AttentionSpec(window=NEIGHBOURHOOD))
@@ -89,7 +90,7 @@ class Convolution(nn.Module):
 class LayerType:
     name: str
     layer: Callable[[int], nn.Module]
-    complexity: str  # the paper's columns
+    complexity: str  # this field and the next two are columns of Table 1
     sequential: str
     path: str
 
@@ -115,7 +116,7 @@ class Measurement:
     d: int
     forward: float  # seconds for one sentence
     backward: float
-    flop: float  # of products, forward and backward, for one sentence
+    flop: float  # floating-point operations of matrix products, forward and backward, for one sentence
 
 
 def measure(kind: LayerType, n: int, d: int, device: str, repeats: int) -> Measurement:
@@ -139,7 +140,7 @@ def measure(kind: LayerType, n: int, d: int, device: str, repeats: int) -> Measu
         y.backward(gradient)
         forwards.append(middle - begin)
         backwards.append(clock() - middle)
-    # fused kernels hide their products from the counter
+    # fused kernels are off, because the counter does not see the products inside them
     with (
         FlopCounterMode(display=False) as counter,
         torch.backends.mkldnn.flags(enabled=False),
@@ -151,7 +152,7 @@ def measure(kind: LayerType, n: int, d: int, device: str, repeats: int) -> Measu
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Returns the slope of the least-squares line through the logarithms of the larger half of the sizes."""
+    """Returns the slope of the least-squares line through log sizes and log values of the larger half of the sizes."""
     half = max(0, min(len(sizes) // 2, len(sizes) - 2))
     return statistics.linear_regression(
         [math.log(size) for size in sizes[half:]], [math.log(value) for value in values[half:]]
@@ -178,7 +179,7 @@ def graph_depth(output: Tensor) -> int:
 
 
 def unrolled(lstm: nn.LSTM, x: Tensor) -> Tensor:
-    """Runs an LSTM over one sentence [n, d] as single operations, which the library's kernel hides."""
+    """Runs an LSTM over one sentence [n, d] in single operations. torch's kernel would be one node of the graph."""
     h, c, outputs = x.new_zeros(1, lstm.hidden_size), x.new_zeros(1, lstm.hidden_size), []
     input_gates = F.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0)
     for gates in input_gates.split(1):
@@ -197,9 +198,9 @@ def sequential_operations(kind: LayerType, n: int) -> int:
 
 
 def path_length(kind: LayerType, n: int) -> int:
-    """Returns the fewest layers, or steps of a recurrent one, after which the last output depends on the first input.
+    """Returns the number of layers, or of recurrent steps, after which the last output depends on the first input.
 
-    Convolutions are dilated by k^i in layer i, without which the path is n / k (section 4).
+    Layer i of convolutions has the dilation k^i. Without dilation, the path length would be n / k (section 4).
     """
     layout, layers = uniform(1, n, "cpu"), 0
     if kind.layer is Recurrent:

@@ -3,8 +3,8 @@
     python benchmarks/neural_parity.py --python ENV/bin/python [--metricx FOLDER] [--goldens]
 
 ENV is an environment with unbabel-comet 2.2.7, transformers 4, datasets and setuptools before 80. FOLDER is a checkout
-of github.com/google-research/metricx at the commit that `nmtkit/scoring/neural/metricx.py` names. `--goldens` prints
-the scores of the models and lines of the tests instead.
+of github.com/google-research/metricx at the commit that `nmtkit/scoring/neural/metricx.py` names. `--goldens` uses the
+models and the lines of our tests, and also prints the scores of the original code.
 """
 
 import argparse
@@ -82,7 +82,10 @@ def original(task: Path) -> None:
 
 
 def lines(pairs: int, seed: int = 1) -> list[dict[str, str]]:
-    """Returns pairs of the demo, strange lines in each place, and texts beyond the limits of the models."""
+    """Returns `pairs` pairs of the demo, and rows with a strange text as source, as hypothesis, as reference or as all.
+
+    Some strange texts are longer than the limits of the models.
+    """
     text = bz2.decompress((REPOSITORY / "nmtkit" / "demo" / "corpus.tsv.bz2").read_bytes()).decode()
     generator = random.Random(seed)
     chosen = [line.split("\t")[-2:] for line in generator.sample(text.splitlines(), pairs)]
@@ -110,7 +113,10 @@ def trained_spm(rows: Sequence[dict[str, str]], **ids: int) -> bytes:
 
 
 def write_models(task: Path, rows: Sequence[dict[str, str]] | None) -> None:
-    """Writes a model of each kind: the models of the tests, or larger ones with a trained vocabulary."""
+    """Writes a model of each kind: the models of our tests if `rows` is None, else larger models.
+
+    The vocabulary of the larger models is trained on `rows`.
+    """
     import neural_models as small
 
     from nmtkit.data.tokenizers.spm_model import pieces_of

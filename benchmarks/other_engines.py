@@ -1,7 +1,7 @@
 """Translates with pymarian or slimt. `pareto.py` runs this script in the environment that has the package.
 
-The script reads JSON lines, each a list of texts, and answers each with the list of translations. slimt's own package
-downloads a list of models when it is imported, so the script imports its extension module alone.
+The script reads JSON lines, each a list of texts, and answers each with the list of translations. The package slimt
+downloads a list of models when it is imported, so the script imports only the extension module of slimt.
 """
 
 import importlib.util

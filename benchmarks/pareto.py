@@ -3,15 +3,15 @@
     python benchmarks/pareto.py --text m30k --models teacher=averaged.pt student=student.pt --figure pareto.png \\
         --marian marianvenv/bin/pymarian --slimt slimtvenv/bin/slimt
 
-Each model translates the test set (`--text`) with every beam and precision, and with its shortlist if the checkpoint
-has one; other engines run the same weights:
+Each model translates the test set (`--text`) with every beam and precision, with and without its shortlist if the
+checkpoint has a shortlist. Several engines run the same weights:
 
 - nmtkit with its default engine: the compiled search, if numba is installed;
-- CTranslate2, without shortlist, if it is installed beside nmtkit;
-- Marian, with `--marian`, the command pymarian of its environment (`pip install pymarian`). In 8 bits, Marian
-  multiplies with intgemm or FBGEMM. Both run with and without the shortlist;
-- slimt, with `--slimt`, the command slimt of its environment (`pip install slimt`, Python 3.11). It is greedy and in 8
-  bits. The scales of its model come from the first 100 lines of the training text.
+- CTranslate2, without shortlist, if it is installed in the environment of nmtkit;
+- Marian, if `--marian` is the path of the command pymarian in its environment (`pip install pymarian`). In 8 bits,
+  Marian multiplies with intgemm or FBGEMM. Both are measured, with and without the shortlist;
+- slimt, if `--slimt` is the path of the command slimt in its environment (`pip install slimt`, Python 3.11). It has
+  greedy search and 8-bit weights only. The first 100 lines of the training text determine its quantization scales.
 
 Each system has one thread, and all take turns. `--lines` is the number of lines at a time. The table has BLEU, chrF,
 tokens of the reference per core-second, and bytes on disk: the checkpoint without training state (in 8 bits for int8),
@@ -20,8 +20,8 @@ has the reasons why an engine cannot run a system. Exports in `--folder` are use
 training.
 
 `--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). A line is the
-frontier of an engine; the fastest system of each engine has a name. `--output` writes all numbers as JSON,
-and `--drawn-from FILE` draws the figure from such a file without measuring.
+frontier of an engine; the fastest system of each engine is named. `--output` writes all numbers as JSON, and
+`--drawn-from FILE` draws the figure from such a file without measuring.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.formats import bergamot, lexical_shortlist, marian_export
 from nmtkit.scoring.metrics import score
 
-PRECISIONS = {"fp32": "float32", "int8": "int8"}  # ours -> CTranslate2's compute type
+PRECISIONS = {"fp32": "float32", "int8": "int8"}  # nmtkit's precision -> CTranslate2's compute type
 SYMBOLS = {
     "nmtkit": "o",
     "CTranslate2": "s",
@@ -58,12 +58,12 @@ SYMBOLS = {
 }
 System = Callable[[], list[str]]  # translates all lines
 DRAWN = 2.0  # systems more than this many BLEU below the best are not drawn
-WIDTH, TEXT_SIZE = 8.8, 11.5  # inches, points: letters as large as the text of a page of 880 pixels
+WIDTH, TEXT_SIZE = 8.8, 11.5  # in inches and points: letters look as large as the text of a page 880 pixels wide
 
 
 @dataclass
 class Model:
-    """A checkpoint, the lines to translate, and a folder for the models of other engines."""
+    """A checkpoint, the lines to translate, lines for calibration, and a folder for the models of other engines."""
 
     name: str
     path: Path
@@ -105,7 +105,7 @@ class Model:
         return lambda: [text for group in self.groups() for text in translate(group)]
 
     def exported(self, kind: str, save: Callable[[Path], None]) -> Path:
-        """Returns the folder with this model for another engine."""
+        """Returns the folder with this model for another engine. Calls `save` if the folder does not exist."""
         folder = self.folder / f"{self.name}-{kind}-pareto"
         if not folder.exists():
             save(folder)
@@ -248,7 +248,7 @@ LACKS = {
 
 
 def systems_of(model: Model) -> tuple[dict[str, tuple[System, Row]], list[Row]]:
-    """Returns the systems of a model with the first columns of their rows, and the reasons of missing systems."""
+    """Returns the systems of a model with the first columns of their rows, and the reasons why systems are missing."""
     systems: dict[str, tuple[System, Row]] = {}
     missing: list[Row] = []
     for engine, candidates in ENGINES.items():
@@ -367,8 +367,8 @@ def main() -> None:
     flags.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     flags.add_argument("--lines", type=int, default=64, help="lines that are translated at a time")
     flags.add_argument("--test-lines", type=int, help="lines of the test set; default: all")
-    flags.add_argument("--marian", type=Path, metavar="PROGRAM", help="the command pymarian of its environment")
-    flags.add_argument("--slimt", type=Path, metavar="PROGRAM", help="the command slimt of its environment")
+    flags.add_argument("--marian", type=Path, metavar="PROGRAM", help="path of pymarian in its environment")
+    flags.add_argument("--slimt", type=Path, metavar="PROGRAM", help="path of slimt in its environment")
     flags.add_argument("--figure", type=Path, help="PNG or SVG file to draw")
     flags.add_argument("--drawn-from", type=Path, metavar="JSON", help="draw --figure from the numbers of this file")
     arguments = flags.parse_args()

@@ -1,12 +1,13 @@
-"""Measures the parts of a line with the compiled search, beside the limit of the products of the core.
+"""Measures the time of each part of a translation with the compiled search, and the limit by the speed of products.
 
     python benchmarks/parts.py --models teacher.pt student.pt:shortlist --lines test.en          # needs nmtkit[numba]
 
 `:shortlist` after a model restricts the search to the shortlist of the checkpoint. For each model, beam size and number
-of lines n in a call, the table has the microseconds of a line: in all, for text and ids (Python), for the encoder and
-for the decoder, medians of all calls. "products" are the linear layers alone, called in the order of the model for as
-many rows as the search has. The output projection of a shortlist is not among them. The limit is the time of the same
-multiply-adds at the highest rate that the product kernel reaches on this core (512 inputs, 2,048 outputs, 96 rows).
+of lines n in a call, the table has the microseconds of a line (medians of all calls): in all, for text and ids
+(Python), for the encoder and for the decoder. "products" are the linear layers alone, called in the order of the model
+for as many rows as the search has. With a shortlist, the output projection is not included. The limit is the time of
+the same multiply-adds at the highest rate that the product kernel reaches on this core (512 inputs, 2,048 outputs, 96
+rows).
 """
 
 import argparse
@@ -46,7 +47,7 @@ def multiply(layers: Any, indices: Any, rows: int, x: Any, integers: Any, scales
 
 
 def seconds_of(layers: Any, indices: Any, rows: int, repeats: int) -> float:
-    """Returns the seconds in which the linear layers `indices` of a table are applied to `rows` rows, one by one."""
+    """Returns the seconds to apply the linear layers `indices` of a table, one after the other, to `rows` rows."""
     widest = int(layers[:, INPUTS].max()), int(layers[:, PADDED_OUTPUTS].max())
     x, y = aligned((rows, widest[0]), np.float32), aligned((rows, widest[1]), np.float32)
     x[...] = np.random.default_rng(0).standard_normal(x.shape)
@@ -60,14 +61,17 @@ def seconds_of(layers: Any, indices: Any, rows: int, repeats: int) -> float:
 
 
 def highest_rate(precision: Any) -> float:
-    """Returns the multiply-adds of a second of the product kernel, with weights that stay in the second cache."""
+    """Returns the multiply-adds per second of the product kernel, with weights that fit into the level 2 cache."""
     tables = WeightTables(precision)
     tables.linear(torch.randn(2048, 512), None)
     return 96 * 512 * 2048 / seconds_of(np.array(tables.linears, np.int64), np.array([0]), 96, 20)
 
 
 def products(search: LockstepSearch, part: str, rows: int, repeats: int) -> tuple[int, float]:
-    """Returns the multiply-adds of a row and the seconds of `rows` rows in the linear layers of a part of the model."""
+    """Returns the multiply-adds for a row and the seconds for `rows` rows in the linear layers of a part of the model.
+
+    The projections of the memory to keys and values belong to the part "encoder".
+    """
     record, layers = search.models[0], search.linears[0].reshape(-1, COLUMNS)
     first = compiled_model.LINEARS_OF_ENCODER_LAYER * int(record["encoder_layers"])
     decoder, count = compiled_model.LINEARS_OF_DECODER_LAYER, int(record["decoder_layers"])
@@ -99,7 +103,7 @@ class Clock:
 
 
 def measured(translator: Translator, search: SearchOptions, lines: list[str], n: int, rounds: int) -> Row:
-    """Returns the microseconds of a line, and its source and target tokens. Loops are not searched again."""
+    """Returns the microseconds and the source and target tokens per line, as medians over calls of `n` lines."""
     pipeline = translator.pipeline(search)
     encode, decode = Clock(lockstep.compiled.encode_sentences), Clock(lockstep.compiled.search)
     lockstep.compiled.encode_sentences, lockstep.compiled.search = encode, decode
@@ -151,7 +155,7 @@ def main() -> None:
     flags.add_argument("--lines", type=Path, required=True, help="source lines")
     flags.add_argument("--precision", choices=["fp32", "int8"], default="int8")
     flags.add_argument("--beams", nargs="+", type=int, default=[1, 4])
-    flags.add_argument("--numbers", nargs="+", type=int, default=[1, 64], help="of lines at a time")
+    flags.add_argument("--numbers", nargs="+", type=int, default=[1, 64], help="numbers of lines at a time")
     options = flags.parse_args()
     if options.quick:
         options.rounds, options.numbers = 1, [4]

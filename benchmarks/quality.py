@@ -5,14 +5,15 @@
     python benchmarks/quality.py --parts estimates --text m30k --checkpoint averaged.pt
 
 rivals     Table 2 of "Attention Is All You Need" in miniature. Every model is trained, averaged, and translates the
-           test set through the commands of nmtkit. All models are about as large as the Transformer and read one BPE
-           vocabulary. ByteNet also reads characters, and Deep-Att words (with unknown words replaced), as in their
-           papers. One training serves both columns of BLEU, after `--updates` and after `--minutes` of one
-           core, start-up included. MFLOP count the matrix products of an update, forward and backward, per
-           target token. A finished run is not repeated. `--refine` also refines GNMT by expected reward, `--ensemble`
-           adds all models of one vocabulary together.
+           test set through the commands of nmtkit. All models are about as large as the Transformer and use the same
+           BPE vocabulary. In addition, ByteNet reads characters and Deep-Att reads words (with unknown words
+           replaced), as in their papers. One training gives both columns of BLEU: after `--updates`, and after
+           `--minutes` of one core, including the start. MFLOP count the matrix products of an update, forward and
+           backward, per target token. A finished run is not repeated. `--refine` adds a row for GNMT, refined by
+           expected reward. `--ensemble` adds a row for the ensemble of all models with the BPE vocabulary.
 precision  Loss curves of three fp32 seeds, and of bf16 with the first seed: nats per token in each tenth of a run. The
-           bf16 run has the parameters, batches and dropout of its fp32 run, so the curves differ by rounding alone.
+           bf16 run has the initial parameters, batches and dropout of the fp32 run with this seed, so the two curves
+           differ by rounding alone.
 estimates  Rank correlation (Spearman) of the scores of `--quality` with the chrF of each sentence, and the probability
            that a sentence of the worst tenth by chrF scores lower than another sentence (AUC).
 """
@@ -54,9 +55,10 @@ VOCABULARIES = {"bpe": (), "char": ("--max-len", "1000"), "word": ("--separate-v
 
 @dataclass(frozen=True)
 class Rival:
-    """A row of Table 2: the preset here, its miniature, and the paper's BLEU and training FLOP, En-De and En-Fr.
+    """A row of Table 2: our preset, the flags that make it small, and the paper's BLEU and training FLOP.
 
-    `piece` is its unit of text, one of VOCABULARIES; `generate` are flags of its decoding.
+    `title` is the name in the paper. `bleu` and `flop` are for En-De and En-Fr. `piece` is the unit of text, a key of
+    VOCABULARIES. `generate` are flags of decoding.
     """
 
     arch: str
@@ -129,7 +131,7 @@ RIVALS = (
 
 
 def target_tokens(data: Path) -> int:
-    """Returns the target tokens of the training set."""
+    """Returns the number of target tokens of the training set."""
     from nmtkit.data.dataset.binarized import Dataset
 
     return int(Dataset.open(data)["train"].target.lengths.sum())
@@ -166,9 +168,10 @@ def bleu_of(data: Path, folder: Path, models: Sequence[Path], flags: str = "") -
 def complete_run(
     data: Path, folder: Path, flags: str, updates: int | None, minutes: float | None, generate: str = ""
 ) -> dict[str, Any]:
-    """Trains, and averages, translates and scores at each limit. Returns the results by limit, "updates" or "minutes".
+    """Trains until each limit, and there averages checkpoints, translates and scores. Returns the results by limit.
 
-    Results are saved in the folder, and limits with results are skipped.
+    The limits are "updates" and "minutes" (of one core). Results are saved in the folder. A limit that has a saved
+    result is skipped.
     """
     result, checkpoints = folder / "result.json", folder / "checkpoints"
     facts: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"core_seconds": 0.0}
@@ -202,7 +205,7 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
     train = Dataset.open(data)["train"]
     similar = np.argsort(train.target.lengths, kind="stable")[len(train) // 2 :][
         :108
-    ]  # of similar lengths, as in an update
+    ]  # pairs of similar lengths, as in an update
     batch = train.batch(np.sort(similar).astype(np.int64))
     model.train()
     torch.set_num_threads(1)
@@ -213,7 +216,7 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
             model.output_projection(features), batch.target_output, reduction="sum"
         ).backward()
 
-    # the library's fused LSTM hides its products from the counter
+    # oneDNN is off, because the counter does not see the products inside its fused LSTM
     warnings.filterwarnings("ignore", "TF32 acceleration")
     with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
         update()
@@ -233,7 +236,7 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
 
 def row_of(rival: Rival, arguments: argparse.Namespace, data: dict[str, Path], runs: Path) -> Row:
     own = data[rival.piece]
-    batch = round(arguments.batch_tokens * target_tokens(own) / target_tokens(data["bpe"]))  # of as many sentences
+    batch = round(arguments.batch_tokens * target_tokens(own) / target_tokens(data["bpe"]))  # as many pairs
     interval = min(INTERVAL, arguments.updates)
     flags = f"--arch {rival.arch} {RECIPE} {rival.flags} --batch-tokens {batch} --save-interval-updates {interval}"
     folder = runs / rival.name
@@ -339,12 +342,12 @@ def estimates(arguments: argparse.Namespace, workspace: Workspace, report: Repor
 def main() -> None:
     parts = {"rivals": rivals, "precision": precision, "estimates": estimates}
     flags = parser(__doc__, list(parts))
-    flags.add_argument("--updates", type=int, default=600, help="of the part rivals")
+    flags.add_argument("--updates", type=int, default=600, help="updates of each model of the part `rivals`")
     flags.add_argument("--minutes", type=float, help="train the rivals also for this many minutes of one core")
-    flags.add_argument("--batch-tokens", type=int, default=2000, help="of the part rivals")
+    flags.add_argument("--batch-tokens", type=int, default=2000, help="tokens of an update of the part `rivals`")
     flags.add_argument("--refine", type=int, default=0, metavar="N", help="updates of GNMT's refinement by reward")
-    flags.add_argument("--ensemble", action="store_true", help="also all models of one vocabulary together")
-    flags.add_argument("--checkpoint", type=Path, help="of the part estimates; default: a transformer_tiny is trained")
+    flags.add_argument("--ensemble", action="store_true", help="also measure the ensemble of the BPE models")
+    flags.add_argument("--checkpoint", type=Path, help="for the part `estimates`; default: a new transformer_tiny")
     arguments = flags.parse_args()
     if arguments.quick:
         arguments.updates, arguments.batch_tokens, arguments.only = 2, 200, arguments.only or "transformer_tiny"

@@ -1,18 +1,20 @@
-"""Serving: how does `nmtkit serve` do under load and under faults, beside `nmtkit generate` with as many workers?
+"""Serving: how fast and reliable is `nmtkit serve` under load and faults? `nmtkit generate` is the comparison.
 
     python benchmarks/serve.py --text m30k --checkpoint averaged.pt         # needs nmtkit[serve]
 
-speed   Lines per second of 64 clients, each of which sends the next request when it has its answer, with one line and
-        with `--lines` lines in a request; lines per second of `generate --workers`, without its start; and the latency
-        of one short line, alone and beside those clients, p50 and p95. The clients are one process on the same cores.
-peers   p50 and p95 of a request with one line, and lines per second, of one client and of 32 clients: nmtkit with its
-        default engine, the same server with CTranslate2, and LibreTranslate with `--libretranslate`, the command of its
-        environment (`pip install libretranslate`). LibreTranslate has its default threads, a package of the same model,
-        and `--workers` translations at a time, and every line is one sentence. Every system searches with a beam of 4
-        and has 8-bit weights. The servers run all the time and take turns, and the median of each figure counts. The
-        memory of all processes of a server is measured at the end.
-faults  `--requests` requests of 64 clients, one in ten of which is malformed, oversize, slow or cut off in the middle.
-        Every other answer must be the translation of `generate`. The table has the memory of all processes on the way.
+speed   Lines per second of 64 clients, relative to `generate` with as many workers, without its start. Each client
+        sends the next request when it has its answer, with one line or with `--lines` lines in a request. Also p50 and
+        p95 of the latency of one short line, alone and while these clients send requests. All clients are in one
+        process on the same cores.
+peers   p50 and p95 of a request with one line, and lines per second, of one client and of 32 clients. The systems are
+        nmtkit with its default engine, nmtkit with CTranslate2, and LibreTranslate, if `--libretranslate` is the path
+        of its command in its environment (`pip install libretranslate`). LibreTranslate has its default threads, a
+        package of the same model, and `--workers` translations at a time, and every line is one sentence. Every system
+        searches with a beam of 4 and has 8-bit weights. The servers run all the time and take turns, and the median of
+        each figure counts. The memory of all processes of a server is measured at the end.
+faults  `--requests` requests of 64 clients. One request in ten is malformed, oversize, slow or cut off in the middle.
+        Every other answer must be the translation of `generate`. The table has the memory of all processes during the
+        run.
 kills   Five workers are killed (SIGKILL) under load. Every answer must be the translation of `generate`.
 """
 
@@ -40,7 +42,7 @@ from harness import ROOT, Report, Row, Workspace, busy_cores, children, code_of,
 from start import argos_environment
 
 CLIENTS = 64
-# The model that splits text into sentences is downloaded at the first use, so a line is one sentence here.
+# LibreTranslate downloads a model that splits text into sentences. To avoid the download, a line is one sentence here.
 LIBRETRANSLATE = """
 from argostranslate.sbd import MiniSBDSentencizer
 MiniSBDSentencizer.split_sentences = lambda self, text: [text]
@@ -51,7 +53,7 @@ HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 
 
 class Client:
-    """A connection that stays open."""
+    """A client whose connection stays open between requests."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -121,7 +123,7 @@ async def throughput(port: int, pair: tuple[str, str], lines: list[str], per_req
 
 
 async def latency(port: int, pair: tuple[str, str], line: str, seconds: float) -> list[float]:
-    """Returns p50 and p95 of the milliseconds of a line, sent one after the other."""
+    """Sends a line again and again. Returns p50 and p95 of the latency in milliseconds."""
     client, times = Client(port), []
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(times) < 5:
@@ -133,7 +135,7 @@ async def latency(port: int, pair: tuple[str, str], line: str, seconds: float) -
 
 
 async def load(port: int, pair: tuple[str, str], lines: list[str], clients: int, seconds: float) -> Row:
-    """Returns the milliseconds of a request and the lines per second of clients that send one line in a request."""
+    """Returns the latency in milliseconds and the lines per second of clients that send one line in a request."""
     waiting, start = itertools.cycle(lines), time.monotonic()
     times: list[float] = []
 
@@ -141,7 +143,7 @@ async def load(port: int, pair: tuple[str, str], lines: list[str], clients: int,
         connection = Client(port)
         while (sent := time.monotonic()) < start + seconds or len(times) < 2:
             await connection.translate(next(waiting), pair)
-            if sent > start + seconds / 4:  # all clients are busy, and caches are filled
+            if sent > start + seconds / 4:  # by now, all clients are busy and caches are filled
                 times.append(1000 * (time.monotonic() - sent))
         connection.close()
 
@@ -217,7 +219,7 @@ async def speed(port: int, pair: tuple[str, str], expected: dict[str, str], opti
 
 
 async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> list[Row]:
-    """Sends requests, one in ten of which is bad. Returns the count of each kind and the memory in ten stages."""
+    """Sends requests, of which one in ten is bad. Returns the memory in ten stages, and the count of each kind."""
     lines, left = list(expected), options.requests
     counts: Counter[str] = Counter()
     stages: list[Row] = []
@@ -293,7 +295,7 @@ async def kills(port: int, pair: tuple[str, str], expected: dict[str, str], opti
 
 
 def memory_of(pid: int) -> int:
-    """Returns the memory of a process in MB, with its share of shared pages; 0 if the process has ended."""
+    """Returns the memory of a process in MB, with a proportional part of shared pages; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         pss = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
         return int(pss[1]) // 1024 if pss else 0
@@ -310,7 +312,11 @@ def tree_memory(pid: int) -> int:
 def generate(
     workspace: Workspace, path: Path, lines: list[str], options: argparse.Namespace
 ) -> tuple[list[str], float]:
-    """Returns the translations, and the lines per second without the start: of several passes less one pass."""
+    """Returns the translations and the lines per second.
+
+    The seconds of a command with one pass are subtracted from the seconds of a command with several passes, so that
+    the start does not count.
+    """
     flags = ["--path", str(path), "-q", "--workers", str(options.workers), *options.flags]
     seconds = {}
     source, output = workspace.folder / "serve.txt", workspace.folder / "serve.out"
@@ -323,7 +329,7 @@ def generate(
 
 @contextlib.contextmanager
 def server(path: Path, pair: tuple[str, str], options: argparse.Namespace, checkout: Path = ROOT) -> Iterator[int]:
-    """Runs the service with the code of a checkout. Yields its port."""
+    """Runs the service with the code of a checkout. Yields its port. Sets `options.server` to the process id."""
     words = [sys.executable, "-m", "nmtkit", "serve", "--port", "0", "--workers", str(options.workers)]
     words += ["--path", f"{'-'.join(pair)}={path}", *options.flags]
     with tempfile.NamedTemporaryFile("w+") as log:
@@ -345,12 +351,12 @@ def main() -> None:
     flags = parser(__doc__, [*parts, "peers"])
     flags.add_argument("--checkpoint", type=Path, help="default: a transformer_tiny is trained")
     flags.add_argument("--workers", type=int, default=2)
-    flags.add_argument("--lines", type=int, default=16, help="of a request with several")
-    flags.add_argument("--seconds", type=float, default=12, help="of each measurement")
+    flags.add_argument("--lines", type=int, default=16, help="lines of a request with several lines")
+    flags.add_argument("--seconds", type=float, default=12, help="seconds of each measurement")
     flags.add_argument("--requests", type=int, default=10_000)
     flags.add_argument("--repeats", type=int, default=4, help="further passes of generate over the text")
-    flags.add_argument("--libretranslate", type=Path, metavar="PROGRAM", help="the command of its environment")
-    flags.add_argument("--flags", default="", help="for both commands, such as '--precision int8'")
+    flags.add_argument("--libretranslate", type=Path, metavar="PROGRAM", help="path of its command in its environment")
+    flags.add_argument("--flags", default="", help="flags for both commands, such as '--precision int8'")
     options = flags.parse_args()
     options.flags = options.flags.split()
     if options.quick:

@@ -2,11 +2,11 @@
 
     python benchmarks/serve_attacks.py --text m30k --checkpoint averaged.pt         # needs nmtkit[serve]
 
-One attacker has `--connections` connections, and each sends its next request when it has the answer. In attacks that
-end with "leaves", the attacker closes the connection shortly after each request instead. Beside the attacker, one
-client translates sentences of the test set, one after the other: first as a program does, then as the translator page
-does, with alignment and quality. A row has p50, p95 and the maximum of its latency, and p95 divided by p95 without an
-attacker.
+One attacker has `--connections` connections, and each sends its next request when it has the answer. In attacks whose
+names end with "leaves", the attacker closes the connection shortly after each request instead. Meanwhile, one normal
+client translates sentences of the test set, one after the other. It translates each sentence twice: like a program, and
+like the translator page, with alignment and quality. A row has p50, p95 and the maximum of the latency of this client,
+and p95 divided by p95 without an attacker.
 """
 
 import argparse
@@ -64,14 +64,14 @@ def document(pair: tuple[str, str], text: str) -> bytes:
 
 
 def terms_of(lines: list[str]) -> str:
-    """Returns a glossary of 100,000 characters in which every word of the lines is a term, badly translated."""
+    """Returns a glossary of at most 99,000 characters. Words of the lines are its terms, with wrong translations."""
     words = dict.fromkeys(word.strip(".,") for line in lines for word in line.split())
     terms = "".join(f"{word}\t{word[::-1]}x|{word[::-1]}y\n" for word in words if word)
     return terms[:99_000].rpartition("\n")[0]
 
 
 def attacks(pair: tuple[str, str], lines: list[str], glossary: str) -> dict[str, bytes]:
-    """Returns the request of each attack. All have the largest size that the default limits of the service accept.
+    """Returns the request of each attack. Requests have the largest size that the default limits of the service accept.
 
     `glossary` is the id of a glossary of `terms_of`.
     """
@@ -127,7 +127,7 @@ def attacks(pair: tuple[str, str], lines: list[str], glossary: str) -> dict[str,
 
 
 class Attacker(Client):
-    """A connection that counts the answers by their status, and reads them without a delay for other connections."""
+    """A connection that counts answers by status. It does not parse answers, which would delay other connections."""
 
     async def attack(self, name: str, data: bytes, statuses: Counter[int]) -> None:
         while True:
@@ -256,9 +256,9 @@ def main() -> None:
     flags = parser(__doc__)
     flags.add_argument("--checkpoint", type=Path, help="default: a transformer_tiny is trained")
     flags.add_argument("--workers", type=int, default=2)
-    flags.add_argument("--connections", type=int, default=4, help="of the attacker")
-    flags.add_argument("--seconds", type=float, default=12, help="of each attack")
-    flags.add_argument("--flags", default="", help="of the server, such as '--engine numba'")
+    flags.add_argument("--connections", type=int, default=4, help="connections of the attacker")
+    flags.add_argument("--seconds", type=float, default=12, help="seconds of each attack")
+    flags.add_argument("--flags", default="", help="flags of the server, such as '--engine numba'")
     options = flags.parse_args()
     options.flags = options.flags.split()
     if options.quick:

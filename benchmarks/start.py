@@ -1,15 +1,16 @@
-"""Start: how long does a command take to its first translation, and how much memory, beside CTranslate2's programs?
+"""Start: how long does a command take to its first translation, and how much memory? Compares programs of CTranslate2.
 
     python benchmarks/start.py --checkpoint captions.pt                     # needs nmtkit[numba,export]
     python benchmarks/start.py --checkpoint captions.pt --argos argosvenv/bin/argos-translate
 
 CTranslate2   A program that imports only CTranslate2 and SentencePiece.
-Argos         argos-translate of its environment (`pip install argostranslate`), with a package of the same model.
+Argos         argos-translate in its environment (`pip install argostranslate`), with a package of the same model.
 
-Each command translates one line. Systems take turns, and the median round counts. Times begin with the command:
-seconds of the clock to the first translation and to the end, and seconds of the processor to the end, which suffer less
-from other processes. Memory is the largest resident set of the process. The first round is not counted: it compiles
-modules to bytecode, as the installation of a package does. The machine code of the search is compiled before.
+Each command translates one line. Systems take turns, and the median round counts. The table has the seconds from the
+start of the command to the first translation and to the end, and the CPU seconds of the command, on which other
+processes have less influence. Memory is the largest resident set of the process. The first round is not counted: it
+compiles modules to bytecode, as the installation of a package does. The machine code of the search is compiled before
+the first round.
 """
 
 import argparse
@@ -42,14 +43,14 @@ from argostranslate import package
 for path in sys.argv[1:]:
     package.install_from_path(path)
 """
-# The model that splits text into sentences is downloaded at the first use, so the text is one sentence here.
+# Argos downloads a model that splits text into sentences. To avoid the download, the text is one sentence here.
 ARGOS = """
 from argostranslate.sbd import MiniSBDSentencizer
 MiniSBDSentencizer.split_sentences = lambda self, text: [text]
 from argostranslate.cli import main
 main()
 """
-KINDS = {"fp32": "float32", "int8": "int8"}  # ours -> CTranslate2's
+KINDS = {"fp32": "float32", "int8": "int8"}  # nmtkit's precision -> CTranslate2's compute type
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Start:
 
 
 def systems(options: argparse.Namespace, precision: str) -> dict[str, System]:
-    """Returns the command of each system. All exports are made by other processes.
+    """Returns the command of each system. Other processes make all exports, so that this process stays small.
 
-    A new process would count the memory of the process that starts it.
+    The memory of this process counts for the commands that it starts, because a child begins as a copy of its parent.
     """
     flags = ["--path", str(options.checkpoint), "--precision", precision, "--beam", str(options.beam), "--quiet"]
     flags += ["--lenpen", "0", "--threads", "1", "--device", "cpu"]
@@ -106,7 +107,7 @@ def argos(options: argparse.Namespace, precision: str) -> System:
 
 
 def argos_environment(options: argparse.Namespace, program: Path, precision: str) -> tuple[str, dict[str, str]]:
-    """Returns the Python of the environment of a program, and variables that name a folder with installed packages.
+    """Returns the Python in the environment of a program, and environment variables that name a folder of packages.
 
     The packages have the model of `options.checkpoint`, for both directions of the language pair: LibreTranslate
     downloads packages if there are fewer than two.
@@ -126,7 +127,7 @@ def argos_environment(options: argparse.Namespace, program: Path, precision: str
 
 
 def measured(system: System, bytecode: Path) -> Start:
-    """Runs a command with the line as its input."""
+    """Runs a command with LINE as its input. Python keeps bytecode of modules in the folder `bytecode`."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPYCACHEPREFIX": str(bytecode), **system.environment}
     begun = time.perf_counter()
@@ -165,7 +166,7 @@ def main() -> None:
     flags.add_argument("--checkpoint", type=Path, required=True)
     flags.add_argument("--precisions", choices=list(KINDS), nargs="+", default=list(KINDS))
     flags.add_argument("--beam", type=int, default=4)
-    flags.add_argument("--argos", type=Path, metavar="PROGRAM", help="the command argos-translate of its environment")
+    flags.add_argument("--argos", type=Path, metavar="PROGRAM", help="path of argos-translate in its environment")
     options = flags.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     rounds = 1 if options.quick else options.rounds

@@ -4,12 +4,12 @@
     python benchmarks/threads.py --parts base
 
 trained   A checkpoint on real lines.
-base      transformer_base with random weights, 15 forced steps on sentences of 8 to 19 pieces.
+base      transformer_base with random weights. Sentences have 8 to 19 pieces, and each search is forced to 15 steps.
 
 For each number of lines n, a system translates n lines at a time, from text to text, with the compiled search: on one
 thread, on two threads, and with two processes (`--workers 2`), which share the n lines. Models are loaded and processes
-run before the clock starts. The table has the milliseconds of a call, medians of all rounds, and the times relative to
-one thread.
+are started before the clock starts. The table has the milliseconds of a call (medians of all rounds), and the times
+relative to one thread.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import Translator
 
-LINES = {"trained": 256, "base": 64}  # smallest number of lines of a round
+LINES = {"trained": 256, "base": 64}  # smallest number of lines in a round
 
 
 def systems(stack: ExitStack, translator: Translator, path: Path, search: SearchOptions, lines: list[str], size: int,
@@ -73,11 +73,11 @@ def measured(options: argparse.Namespace, name: str, path: Path, lines: list[str
 
 def main() -> None:
     flags = parser(__doc__, ["trained", "base"], rounds=5)
-    flags.add_argument("--checkpoint", type=Path, help="of the part trained")
-    flags.add_argument("--lines", type=Path, help="source lines of the part trained")
+    flags.add_argument("--checkpoint", type=Path, help="for the part `trained`")
+    flags.add_argument("--lines", type=Path, help="source lines for the part `trained`")
     flags.add_argument("--precisions", nargs="+", choices=["fp32", "int8"], default=["int8"])
     flags.add_argument("--beams", nargs="+", type=int, default=[1, 4])
-    flags.add_argument("--numbers", nargs="+", type=int, default=[16, 64, 256], help="of lines at a time")
+    flags.add_argument("--numbers", nargs="+", type=int, default=[16, 64, 256], help="numbers of lines at a time")
     options = flags.parse_args()
     if options.quick:
         options.rounds, options.numbers = 1, [4]
@@ -86,7 +86,7 @@ def main() -> None:
     nmtkit("precompile")
     if "trained" in options.parts:
         if options.checkpoint is None or options.lines is None:
-            flags.error("the part trained needs --checkpoint and --lines")
+            flags.error("the part `trained` needs --checkpoint and --lines")
         lines = options.lines.read_text(encoding="utf-8").split("\n")[:-1]
         measured(options, "trained", options.checkpoint, lines[:: max(1, len(lines) // LINES["trained"])], report)
     if "base" in options.parts:

@@ -1,17 +1,17 @@
-"""Training: how fast is nmtkit beside other toolkits, in one precision, on the same data, shapes and optimizer?
+"""Training: how fast is nmtkit, compared with other toolkits, with the same precision, data, shapes and optimizer?
 
     python benchmarks/train.py --text m30k --arch transformer_base              # needs transformers 5
     python benchmarks/train.py --text m30k --parts commands --marian /tmp/marian/bin/pymarian --eole /tmp/eole/bin/eole
 
 updates   Updates (forward, backward, a step of fused AdamW) in turns with Hugging Face's MarianMTModel, the Transformer
-          of the paper, in fp32 and under bf16 autocast. Updates hold as many real tokens on both sides. Each system
-          gets suitable batches: nmtkit from its sampler, the padded model of sentences sorted by both lengths, with
-          little padding (the table has the share).
+          of the paper, in fp32 and under bf16 autocast. The updates of both systems have about as many real tokens.
+          Each system gets batches that suit it: nmtkit the batches of its sampler, and MarianMTModel sentences that
+          are sorted by both lengths and so need little padding (the table has the share of padding).
 commands  Whole commands in turns. The speed is the median of the second half of each program's log. Marian and eole
-          come from separate environments (`pip install pymarian`, `pip install eole`) and compute in fp32. All
-          have the shape of transformer_tiny, one matrix for all embeddings and one SentencePiece model (nmtkit trains
-          another model, because its special tokens have other ids). `2 ranks` are gloo processes of one
-          thread. Memory is the largest resident memory of one process.
+          come from separate environments (`pip install pymarian`, `pip install eole`) and compute in fp32. All systems
+          have the shape of transformer_tiny and one matrix for all embeddings. Marian and eole use the same
+          SentencePiece model. nmtkit trains a separate model, because the ids of its special tokens are different.
+          `2 ranks` are gloo processes of one thread. Memory is the largest resident memory of one process.
 """
 
 import argparse
@@ -40,8 +40,8 @@ from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.layers.losses import output_cross_entropy
 
 SMOOTHING = DROPOUT = 0.1
-DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}  # of autocast
-Loss = Callable[[nn.Module, Batch], Tensor]  # the sum over target tokens
+DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}  # dtypes of autocast
+Loss = Callable[[nn.Module, Batch], Tensor]  # returns the sum over target tokens
 
 # --- updates in turns -------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ def make_updates(
     model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, dtype: torch.dtype | None, batches: Sequence[Batch]
 ) -> None:
     for batch in batches:
-        fresh = batch.to("cpu")  # with layouts that have computed nothing yet
+        fresh = batch.to("cpu")  # a copy whose layouts have no cached values
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             total = loss(model, fresh) / batch.target_tokens
         total.backward()
@@ -111,7 +111,7 @@ def spread(number: int, count: int) -> list[int]:
 
 
 def sampled_batches(dataset: Dataset, batch_tokens: int, count: int) -> list[Batch]:
-    """Returns `count` updates of an epoch, evenly spread over it in order of length."""
+    """Returns `count` updates of an epoch, evenly spread over all updates in order of length."""
     train = dataset["train"]
     sampler = BatchSampler(train.source.lengths, train.target.lengths, batch_tokens, seed=1)
     updates = sorted(sampler.epoch(0), key=lambda pairs: float(train.target.lengths[pairs].mean()))
@@ -119,7 +119,7 @@ def sampled_batches(dataset: Dataset, batch_tokens: int, count: int) -> list[Bat
 
 
 def batches_for_padding(dataset: Dataset, batch_tokens: int, count: int) -> list[Batch]:
-    """Returns updates of as many real tokens, of pairs sorted by both lengths."""
+    """Returns `count` updates of at most `batch_tokens` real tokens, which consist of pairs sorted by both lengths."""
     train = dataset["train"]
     source, target = np.asarray(train.source.lengths[:]), np.asarray(train.target.lengths[:])
     order = np.lexsort((source, target))
@@ -134,7 +134,7 @@ def padding_share(batches: Sequence[Batch]) -> float:
 
 
 def product_gflops(dtype: torch.dtype) -> float:
-    """Returns the GFLOP/s of the machine in a square product, the best of five."""
+    """Returns the GFLOP/s of the machine in a product of square matrices, the best of five measurements."""
     x = torch.randn(1024, 1024).to(dtype)
     return 2 * 1024**3 / min(in_turns({"product": lambda: x @ x}, 5)["product"].seconds) / 1e9
 
@@ -269,13 +269,13 @@ def commands(arguments: argparse.Namespace, workspace: Workspace, report: Report
 
 def main() -> None:
     flags = parser(__doc__, ["updates", "commands"])
-    flags.add_argument("--arch", default="transformer_tiny", help="of the part updates: a preset of the Transformer")
+    flags.add_argument("--arch", default="transformer_tiny", help="Transformer preset of the part `updates`")
     flags.add_argument("--batch-tokens", type=int, default=4096)
-    flags.add_argument("--batches", type=int, default=3, help="different updates of the part updates")
-    flags.add_argument("--updates", type=int, default=30, help="of a whole command")
-    flags.add_argument("--seconds", type=float, default=120.0, help="a whole command is stopped after so long")
-    flags.add_argument("--marian", help="the command pymarian of its environment")
-    flags.add_argument("--eole", help="the command eole of its environment")
+    flags.add_argument("--batches", type=int, default=3, help="number of different updates of the part `updates`")
+    flags.add_argument("--updates", type=int, default=30, help="updates of a whole command")
+    flags.add_argument("--seconds", type=float, default=120.0, help="time limit of a whole command")
+    flags.add_argument("--marian", help="path of pymarian in its environment")
+    flags.add_argument("--eole", help="path of eole in its environment")
     arguments = flags.parse_args()
     if arguments.quick:
         arguments.batch_tokens, arguments.updates, arguments.rounds = 400, 4, 1

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Back-translation: makes training pairs from text in the target language, and measures the gain. Run it again to resume.
+# Back-translation: makes training pairs from text in the target language, and measures the gain. Run again to resume.
 #
 #   BITEXT=train MONO=news.de VALID=val TEST=test SOURCE=en TARGET=de ./run.sh
-#   WEIGHTS=2,1 WORKERS=8 … ./run.sh --arch transformer_base --max-update 50000    # flags are passed to `nmtkit train`
+#   WEIGHTS=2,1 WORKERS=8 … ./run.sh --arch transformer_base --max-update 50000   # flags are passed to `nmtkit train`
 #
-# BITEXT, VALID and TEST are prefixes: train.en and train.de. MONO is a file of lines. Variables: WORK (folder of all
-# results, backtranslation), BACK (a trained model from TARGET to SOURCE; default: train it on BITEXT), WORKERS (1: CPU
-# processes of generate), SEARCH (--sampling: flags of generate), WEIGHTS (1,1: how often an epoch has each pair of BITEXT
-# and of the synthetic pairs), AVERAGE (8 checkpoints), VOCABULARY (16000).
+# BITEXT, VALID and TEST are prefixes: train.en and train.de. MONO is a file of lines in TARGET. Other variables, with
+# their defaults in brackets: WORK (backtranslation), the folder of all results; BACK (trained on BITEXT), a model from
+# TARGET to SOURCE; WORKERS (1), CPU processes of generate; SEARCH (--sampling), flags of generate; WEIGHTS (1,1), how
+# often an epoch has each pair of BITEXT and each synthetic pair; AVERAGE (8), checkpoints to average; VOCABULARY
+# (16000).
 set -euo pipefail
 
 bitext=${BITEXT:?is not set: give the prefix of the training text}
@@ -28,7 +29,7 @@ train() { # dataset, run, flags
     nmtkit average-checkpoints "$2" --last "${AVERAGE:-8}" --output "$2/averaged.pt"
 }
 
-# 1. A model of the other direction.
+# 1. Train a model of the other direction.
 back=${BACK:-$work/back/averaged.pt}
 if [[ ! -e $back ]]; then
     preprocess "$work/back-bin" "$target" "$source" --trainpref "$bitext" --vocab-size "${VOCABULARY:-16000}"
@@ -43,7 +44,7 @@ if [[ ! -e $work/mono.$target ]]; then
         --filters empty,length,boilerplate,repetition
 fi
 
-# 3. Translate it back, with samples instead of the best translations (Edunov et al. 2018).
+# 3. Translate the clean text into the source language, with samples instead of best translations (Edunov et al. 2018).
 if [[ ! -e $work/sampled.$source ]]; then # --output creates the file when it is complete
     # shellcheck disable=SC2086
     nmtkit generate --path "$back" --input "$work/mono.$target" --output-dir "$work/shards" --workers "${WORKERS:-1}" \
@@ -58,12 +59,12 @@ if [[ ! -e $work/synthetic.$source ]]; then
         --report "$work/synthetic.html"
 fi
 
-# 5. Mix: synthetic source lines begin with a tag (Caswell et al. 2019). Both datasets have one vocabulary.
+# 5. Mix: synthetic source lines begin with a tag (Caswell et al. 2019). Both datasets have the same vocabulary.
 preprocess "$work/mixed-bin" "$source" "$target" --trainpref "$bitext,$work/synthetic" --tag ",<BT>" \
     --weights "${WEIGHTS:-1,1}" --vocab-size "${VOCABULARY:-16000}"
 preprocess "$work/bitext-bin" "$source" "$target" --trainpref "$bitext" --tokenizer-from "$work/mixed-bin"
 
-# 6. Train with and without synthetic pairs, and score the difference with its significance.
+# 6. Train with and without synthetic pairs, and compare the scores, with the significance of the difference.
 for name in bitext mixed; do
     train "$work/$name-bin" "$work/$name" "$@"
     nmtkit generate "$work/$name-bin" --path "$work/$name/averaged.pt" --output "$work/$name.txt"

@@ -25,7 +25,7 @@ from grammar import Adverbial, Clause, Combination, NounPhrase, Pair, Phrase, Pr
 T = TypeVar("T")
 
 TRAIN, VALID, TEST = 12_000, 200, 400  # sentence pairs
-HELD_OUT = 0.1  # share of combinations
+HELD_OUT = 0.1  # share of combinations that are held out
 TENSES = ("present", "past", "modal")
 
 
@@ -157,7 +157,7 @@ class Sampler:
         return Clause(subject, self.predicate(subject, tenses, adverbials))
 
     def predicate(self, subject: Phrase, tenses: Sequence[str], adverbials: float) -> Predicate:
-        """Samples a predicate: with a time at probability `adverbials`, with a place or companion at half of that."""
+        """Samples a predicate. It has a time with probability `adverbials`, a place or companion with half of it."""
         tense = self.choose(tenses)
         if tense == "modal":
             tense = self.choose(list(words.MODALS))

@@ -77,7 +77,7 @@ class NounPhrase:
         return f"{phrase} who {self.relative.english(self.person)}" if self.relative else phrase
 
     def german(self, case: str) -> str:
-        """Returns the phrase in `case`. A relative clause ends in a comma; `sentence` drops it before a full stop."""
+        """Returns the phrase in a case. Relative clauses end in a comma, which `sentence` drops before a full stop."""
         gender = _GENDERS.index("p" if self.plural else self.noun.gender)
         article, ending = self._article(case, gender)
         words = [article] if article else []
@@ -90,7 +90,7 @@ class NounPhrase:
         return " ".join(words)
 
     def _article(self, case: str, gender: int) -> tuple[str, str]:
-        """Returns the determiner and the ending that an adjective takes after it."""
+        """Returns the determiner, and the ending of an adjective after this determiner."""
         if self.number is not None:
             return cardinal(self.number)[1], _STRONG[case][gender]
         if self.determiner == "the":
@@ -218,7 +218,10 @@ class Predicate:
         return forms[("first", "third", "plural").index(person)]
 
     def german_middle(self, time: bool = True) -> str:
-        """Returns the middle field: pronouns, time, dative and definite objects, place, indefinite objects."""
+        """Returns the words between the two parts of the verb.
+
+        Their order is: pronouns, time, dative and definite objects, place, indefinite objects.
+        """
         case = self.verb.case
         phrases = [(self.recipient, "dative"), (self.direct, case)]
         pronouns = [phrase.german(case) for phrase, case in phrases if isinstance(phrase, PronounPhrase)]

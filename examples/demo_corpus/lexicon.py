@@ -109,7 +109,7 @@ MOVABLE = (
     Noun("knife", "knives", "Messer", "Messer", "n"),
 )
 
-THINGS = (*MOVABLE, *OPENABLE[2:])  # without door and window: these things can be moved
+THINGS = (*MOVABLE, *OPENABLE[2:])  # without door and window, which cannot be moved
 
 PLACES = (
     Noun("garden", "gardens", "Garten", "Gärten", "m"),

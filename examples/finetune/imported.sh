@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fine-tunes a model of transformers on a domain, with all weights and with adapters, and scores it there and elsewhere.
+# Fine-tunes a transformers model on a domain, once all weights and once adapters. Scores it on domain and general text.
 #
 #   ./imported.sh                       # transformers_model.py trains the model (needs transformers)
 #   MODEL=/path/to/folder ./imported.sh # another model from English to German, in any form that `nmtkit import` reads
 #
-# The texts are those of run.sh. Run it again to go on where it stopped. More flags go to every `nmtkit train`.
+# The texts are the same as in run.sh. Run this script again to resume. Other flags are passed to every `nmtkit train`.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -25,7 +25,7 @@ tune() { # name, more flags
 [[ -e $runs/imported-full.pt ]] || tune full "$@"
 [[ -e $runs/imported-adapters.pt ]] || tune adapters --adapter-rank 8 --lr 0.004 "$@"
 
-for subset in valid valid1; do # the domain, and all else
+for subset in valid valid1; do # text of the domain, and general text
     for name in imported imported-full imported-adapters; do
         nmtkit generate "$data" --gen-subset $subset --path "$runs/$name.pt" --beam 4 > "$runs/$name.$subset.de"
     done

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Trains a general model, fine-tunes it on a domain in four ways, and prints what each gained there and forgot elsewhere.
+# Trains a general model, fine-tunes it on a domain in four ways, and prints the scores on domain and general text.
 #
 #   ./run.sh                            # the texts of ../multi30k/data, which ../multi30k/prepare.sh fetches
 #   MULTI30K=/path/to/files ./run.sh    # train.en.gz, train.de.gz, val.en.gz and val.de.gz in another folder
 #
-# Run it again to go on where it stopped. More flags go to every `nmtkit train`.
+# Run this script again to resume. Other flags are passed to every `nmtkit train`.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 texts=${TEXTS:-data} runs=${RUNS:-runs}
 [[ -e $texts/domain.val.en ]] || python3 split.py "${MULTI30K:-../multi30k/data}" "$texts"
 
-preprocess() { # dataset corpora, more flags: the domain's valid set is `valid`, the general one `valid1`
+preprocess() { # dataset, corpora, more flags; the subset `valid` is text of the domain, `valid1` is general text
     [[ -e $runs/$1/manifest.json ]] && return
     nmtkit preprocess -s en -t de --trainpref "$2" --validpref "$texts/domain.val,$texts/general.val" \
         --destdir "$runs/$1" "${@:3}"

@@ -1,9 +1,9 @@
-"""Splits parallel text into the captions that name a man or a boy, the domain, and all others, the general text.
+"""Splits captions into two parts: the domain (captions that name a man or a boy), and the general text (all others).
 
     python split.py FOLDER OUTPUT      # FOLDER has train.en.gz, train.de.gz, val.en.gz and val.de.gz of Multi30k
 
 Writes OUTPUT/{domain,general}.{train,val}.{en,de}, and OUTPUT/some.train.{en,de}: every fourth pair of the general
-training text, to mix in.
+training text, to mix with the domain.
 """
 
 import gzip

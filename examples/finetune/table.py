@@ -1,4 +1,4 @@
-"""Prints a Markdown table of the runs of run.sh: scores on both valid sets, and the number of trained numbers.
+"""Prints a Markdown table of the runs of run.sh: scores on both valid sets, and the number of trained parameters.
 
 python table.py runs
 """
@@ -25,7 +25,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def trained(folder: Path, name: str) -> int:
-    """Returns the count of numbers that a run trained: all numbers of its checkpoint, without frozen embeddings."""
+    """Returns the number of parameters that a run trained: all parameters of its checkpoint but frozen embeddings."""
     model = checkpoint_file.read(folder / "last.pt")["model"]
     own = [key for key, first in checkpoint.tied_to(model).items() if key == first]
     return sum(model[key].numel() for key in own if not (name == "frozen" and "_embedding." in key))

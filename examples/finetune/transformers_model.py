@@ -1,9 +1,9 @@
-"""Trains a small MarianMTModel with transformers alone and saves it: a folder for `nmtkit import` to start from.
+"""Trains a small MarianMTModel with transformers, and saves it in a folder that `nmtkit import` can read.
 
     python transformers_model.py DATA FOLDER [UPDATES]      # DATA holds general.train.en and general.train.de
 
-As an OPUS-MT model has, it has a SentencePiece model for each language and one table of pieces for both. Needs
-transformers and sentencepiece; nothing of nmtkit.
+Like an OPUS-MT model, it has a SentencePiece model for each language and one vocabulary for both languages. The script
+needs transformers and sentencepiece, but not nmtkit.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-TOKENS = 2000  # of an update, on its larger side
+TOKENS = 2000  # tokens of an update on its larger side, padding included
 WARMUP, RATE = 100, 0.003
 
 
@@ -81,7 +81,7 @@ def make_tokenizer(lines: dict[str, list[str]], folder: Path) -> MarianTokenizer
 
 
 def batches(pairs: list[tuple[list[int], list[int]]]) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Yields batches of pairs of similar length, in random order, for ever."""
+    """Yields batches of pairs of similar length, in random order, without end."""
     generator = torch.Generator().manual_seed(1)
     while True:
         order = torch.randperm(len(pairs), generator=generator).tolist()

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The best recipe for one text-only model from the 29,000 pairs alone, in 3 core-hours: teachers of both directions with
-# several seeds translate the training set (Nguyen et al. 2020), the first teacher goes on with all of it, and its last
-# checkpoints are averaged. All models have rotary positions and train with Muon. Run it again to resume.
+# The best recipe for one text-only model from the 29,000 pairs alone, in 3 core-hours. Teachers of both directions with
+# several seeds translate the training set (Nguyen et al. 2020). Then the first teacher trains on the original and the
+# new pairs, and its last checkpoints are averaged. All models have rotary positions and train with Muon. Run the script
+# again to resume.
 #
 #   ./best.sh                                      # scores the valid set
 #   ./best.sh --test                               # also test_2016: once, for the recipe that you report
 #   SEEDS="1 2 3" ./best.sh                        # three models, with the same teachers
-#   RUN=plain TEACHERS=0 UPDATES=4600 DROPOUT=0.3 ./best.sh    # without all of it
+#   RUN=plain TEACHERS=0 UPDATES=4600 DROPOUT=0.3 ./best.sh    # without teachers
 #
 # Other flags are passed to every `nmtkit train`. Variables, with their defaults in brackets:
 #   RUN (best)                name of the results: runs/$RUN, data/$RUN, data-bin-$RUN
@@ -14,14 +15,14 @@
 #   TEACHERS (2)              teachers of each direction, with the seeds 1, 2, …; 0: only the 29,000 pairs
 #   TEACHER_UPDATES (2300)
 #   MBR (no)                  bleu: teachers choose among 20 translations by minimum Bayes risk
-#   BOTH_UPDATES (0)          updates of bidirectional pretraining (Ding et al. 2021) before the others
+#   BOTH_UPDATES (0)          updates of bidirectional pretraining (Ding et al. 2021) before the other updates
 #   UPDATES (4400), DROPOUT (0.2)
 #   START (teacher)           the model starts from the first teacher; random: from random weights
-#   LATE_UPDATES (0), LATE_DROPOUT (0.1)    more updates with BPE-dropout; 0 updates: none
+#   LATE_UPDATES (0), LATE_DROPOUT (0.1)    number of final updates with BPE-dropout, and its rate
 #   AVERAGE (8)               checkpoints to average, 100 updates apart
 #   PRECISION (auto)          bf16 on processors with such instructions, else fp32
 #   SEEDS (1), BEAM (5), LENPEN (1.4)
-#   CRITERION (label_smoothed_cross_entropy)      of the model; teachers always have label_smoothed_cross_entropy
+#   CRITERION (label_smoothed_cross_entropy)      for the model; teachers always have label_smoothed_cross_entropy
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -84,7 +85,7 @@ if [[ $teachers -gt 0 ]]; then
     preprocess en de "$texts" "data-bin-$run" --tokenizer-from "$data" --drop-duplicates
     data=data-bin-$run
 fi
-if [[ ${BOTH_UPDATES:-0} -gt 0 ]]; then # both directions as one: the texts of both languages are source and target
+if [[ ${BOTH_UPDATES:-0} -gt 0 ]]; then # both directions in one dataset: each pair occurs as it is and reversed
     gzip -dc "$folder/train.en.gz" "$folder/train.de.gz" > "$text/both.en"
     gzip -dc "$folder/train.de.gz" "$folder/train.en.gz" > "$text/both.de"
     preprocess en de "$text/both" "data-bin-$run-both" --tokenizer-from "data-bin-$vocab"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Data diversification (Nguyen et al. 2020): makes data-bin-diversified, which contains the training set three times: the
-# original, the English text with translations by the baseline, and the German text with translations by a baseline of the
-# other direction. Equal pairs occur once. If a baseline is missing, the script trains it.
+# Data diversification (Nguyen et al. 2020): makes data-bin-diversified, which contains the training set three times:
+# the original, the English text with translations by the baseline, and the German text with translations by a baseline
+# of the other direction. Of equal pairs, only one is kept. If a baseline is missing, the script trains it.
 #
 #   ./diversify.sh               # run it again to resume; ./run.sh diversified calls it
 #

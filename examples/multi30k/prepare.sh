@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes data-bin from Multi30k, task 1, English-German: 29,000 training, 1,014 valid and 1,000 test (2016, Flickr) pairs.
+# Makes data-bin from Multi30k, task 1, English-German: 29,000 training, 1,014 valid, 1,000 test pairs (2016, Flickr).
 #
 #   ./prepare.sh                          # downloads the six files, 1.3 MB
 #   MULTI30K=/path/to/files ./prepare.sh  # uses a folder with train.en.gz, val.en.gz, …

@@ -7,8 +7,8 @@
 #   ./run.sh diversified           # first trains the baselines if they are missing
 #   DATA=data-bin-de-en RUN=baseline-de-en ./run.sh baseline    # other data, results in runs/$RUN
 #
-# Variables: BEAM (5), LENPEN (1.4, the best of 0.6, 1, 1.2, 1.4 and 2 for the baseline on the valid set) and AVERAGE (the
-# number of averaged checkpoints, by default all that the recipe keeps). Other flags are passed to `nmtkit train`.
+# Variables: BEAM (5), LENPEN (1.4, the best of 0.6, 1, 1.2, 1.4 and 2 for the baseline on the valid set) and AVERAGE
+# (the number of averaged checkpoints, by default all that the recipe keeps). Other flags are passed to `nmtkit train`.
 set -euo pipefail
 cd "$(dirname "$0")"
 

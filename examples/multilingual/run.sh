@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Trains models of one direction, one model of eight directions, and a model that is pretrained by denoising and tuned on
-# Polish; then compares them on the test sets. Run it again to resume.
+# Trains models of one direction, one model of eight directions, and a model that is pretrained by denoising and tuned
+# on Polish. Then compares them on the test sets. Run the script again to resume.
 #
 #   DEBIAN=/path/to/debian ./run.sh
-#   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # two cores
+#   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # 2 CPUs
 #   ROWS=200 WORK=trial DEBIAN=… ./run.sh --max-update 20       # a trial; flags are passed to `nmtkit train`
 #
-# Variables: WORK (folder of all results, work), CONFIG (size and budget, model.toml), MANY_UPDATES (of the model of eight
-# directions; as many as the others), WORDS (rows with more words on one side are left out; all), ROWS (rows of each file,
-# all), VOCABULARY (16000 for the model of eight directions and for denoising), SMALL (8000, for a model of one pair),
-# LANGUAGES ("it da de pl": baselines to train), DENOISING (yes), SYNTHETIC (20000 pairs of
-# Italian to Danish), BEAM (5) and AVERAGE (4 checkpoints).
+# Variables, with their defaults in brackets: WORK (work), the folder of all results; CONFIG (model.toml), the size and
+# the budget; MANY_UPDATES (as in CONFIG), updates of the model of eight directions; WORDS (no limit), the maximum
+# number of words on a side; ROWS (all), rows of each file; VOCABULARY (16000), for the model of eight directions and
+# for denoising; SMALL (8000), the vocabulary of a model of one pair; LANGUAGES (it da de pl), baselines to train;
+# DENOISING (yes); SYNTHETIC (20000), pairs of Italian and Danish; BEAM (5); AVERAGE (4), checkpoints to average.
 set -euo pipefail
 
 here=$(realpath "$(dirname "$0")")
@@ -61,7 +61,7 @@ if [[ ${DENOISING:-yes} == yes ]]; then
     done
 fi
 
-# 4. Compare: the first system of each table is the baseline, and p says whether another system differs from it.
+# 4. Compare: the first system of each table is the baseline; p is the significance of the difference from the baseline.
 for language in ${LANGUAGES:-it da de pl}; do
     for pair in "en $language" "$language en"; do
         read -r from to <<< "$pair"
@@ -78,7 +78,7 @@ for pair in en-pl pl-en; do
 done
 
 # 5. A direction without training pairs: Italian to Danish, directly and through English. Then the model is tuned with
-# pairs of this direction: Danish lines whose English translations this model translates into Italian.
+# synthetic pairs of this direction: it has translated the English side of English-Danish pairs into Italian.
 translate many/averaged.pt data/it-da.test.it it-da.zero --source-lang it --target-lang da
 translate many/averaged.pt data/it-da.test.it it-da.pivot --source-lang it --target-lang da --pivot en
 head -n "${SYNTHETIC:-20000}" data/en-da.train.da > data/it-da.synthetic.da

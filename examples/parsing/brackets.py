@@ -28,7 +28,7 @@ Bracket = tuple[str, int, int]  # label, first word, last word + 1
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of one sentence or of a corpus; `errors` counts trees whose words differ from the gold tree's."""
+    """Counts of one sentence or of a corpus; `errors` counts trees with words that differ from the gold tree."""
 
     matched: int = 0
     gold: int = 0
@@ -80,7 +80,7 @@ def brackets(tree: Tree, deleted: Sequence[bool]) -> Counter[Bracket]:
 
 
 def score_tree(gold: Tree, parsed: Tree) -> Counts:
-    """Returns the counts of one sentence. A tree over other words than the gold tree is an error, as in evalb."""
+    """Returns the counts of one sentence. If the words of the two trees differ, this is an error, as in evalb."""
     if gold.words() != parsed.words():
         return Counts(errors=1)
     deleted = [node.label in DELETED for node in gold.preterminals()]
@@ -102,7 +102,7 @@ def score(pairs: Iterable[tuple[Tree, Tree]]) -> Counts:
 def main(gold_path: str, parsed_path: str) -> None:
     gold, parsed = (list(read_files([Path(name)])) for name in (gold_path, parsed_path))
     if len(gold) != len(parsed):
-        raise SystemExit(f"{gold_path} has {len(gold)} trees, and {parsed_path} has {len(parsed)}; give equally many")
+        raise SystemExit(f"{gold_path} has {len(gold)} trees, but {parsed_path} has {len(parsed)}; they must match")
     counts = score(zip(gold, parsed, strict=True))
     result = {name: round(getattr(counts, name), 2) for name in ("f1", "precision", "recall")}
     print(json.dumps(result | {"sentences": counts.sentences, "exact": counts.exact, "errors": counts.errors}))

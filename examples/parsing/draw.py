@@ -16,7 +16,7 @@ from pathlib import Path
 from brackets import score_tree
 from trees import ROOT, Tree, read_files
 
-CHARACTER, GAP, LEVEL, MARGIN = 8.2, 14, 44, 16  # pixels: width of a character, between words, between levels, around
+CHARACTER, GAP, LEVEL, MARGIN = 8.2, 14, 44, 16  # pixels: a character, the gap of words, a level, the outer margin
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f24; --line: #9aa3af; --wrong: #c02626; --paper: #fff; }
@@ -36,7 +36,7 @@ svg .wrong { fill: var(--wrong); font-weight: 600; }
 
 @dataclass
 class Drawn:
-    """A node with its place: the middle `x` and the top `y`, in pixels."""
+    """A node with its position in pixels: the middle `x` and the baseline `y` of its label."""
 
     label: str
     x: float
@@ -47,10 +47,10 @@ class Drawn:
 
 
 def placed(tree: Tree) -> tuple[Drawn, float, float]:
-    """Returns the nodes of a tree with their places, and the width and height of the drawing.
+    """Returns the nodes of a tree with their positions, and the width and height of the drawing.
 
-    A node stands one level below its constituent, and a constituent above the middle of its children, so that no two
-    lines cross.
+    A node stands one level below its parent. A parent stands above the middle of its children, so that no two lines
+    cross.
     """
     words = list(tree.preterminals())
     x, middles = float(MARGIN), []

@@ -1,7 +1,7 @@
-"""Makes trees of a model's output: python restore.py data/test.mrg output.trees > parsed.mrg
+"""Makes trees from the output of a model: python restore.py data/test.mrg output.trees > parsed.mrg
 
-The words and the tags of punctuation come from the gold trees, as in the published scores, which depend on no other
-tag. An output that is not a well-formed tree over the words becomes one flat constituent and is counted on stderr.
+The words and the tags come from the gold trees, as in the published scores; of the tags, only punctuation affects the
+scores. An output that is not a well-formed tree over the words becomes one flat constituent and is counted on stderr.
 """
 
 import sys

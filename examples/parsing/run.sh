@@ -3,10 +3,10 @@
 #
 #     bash examples/parsing/run.sh TREEBANK [OUTPUT] [CONFIG]
 #
-# TREEBANK is a folder of .mrg files; OUTPUT is where data and model go (runs/parsing). CONFIG is a file of configs/, by
-# default small.toml, for a sample of the treebank on a CPU; wsj.toml is the setting of "Attention Is All You Need".
-# TAGS= PIECES=16000 are the paper's choices for prepare.py: XX instead of parts of speech, and 16,000 pieces. With parts
-# of speech, the search uses the tag dictionary of the training trees.
+# TREEBANK is a folder of .mrg files. OUTPUT is the folder for data and model (default: runs/parsing). CONFIG is a file
+# of configs/: small.toml (default) is for a sample of the treebank on a CPU; wsj.toml is the setting of "Attention Is
+# All You Need". The paper's choices for prepare.py are TAGS= PIECES=16000: XX instead of parts of speech, and 16,000
+# pieces. With parts of speech, the search uses the tag dictionary of the training trees.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 treebank=${1:?give a folder of .mrg files} output=${2:-runs/parsing} config=${3:-$here/configs/small.toml}

@@ -77,7 +77,7 @@ def read_trees(text: str, name: str) -> Iterator[Tree]:
             expects_label = True
         elif token == ")":
             if not stack:
-                raise error("a bracket closes that was not opened")
+                raise error("a bracket closes, but no bracket is open")
             node = stack.pop()
             if expects_label or (node.word is None and not node.children):
                 raise error("a constituent is empty")
@@ -150,9 +150,9 @@ def linearized(tree: Tree, tags: bool = False) -> list[str]:
 
 
 def alignment(tokens: Sequence[str]) -> list[tuple[int, int]]:
-    """Returns pairs of a word and a token of a sequence, both from 0, to guide the attention of a model.
+    """Returns pairs (word, token) of indices from 0, to guide the attention of a model.
 
-    A preterminal belongs to its word, an opening bracket to the next word, and a closing bracket to the last word.
+    A preterminal belongs to its word, an opening bracket to the next word, and a closing bracket to the previous word.
     """
     pairs = []
     word = 0
@@ -165,7 +165,7 @@ def alignment(tokens: Sequence[str]) -> list[tuple[int, int]]:
 def tree_of(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | None = None) -> Tree:
     """Returns the tree of a token sequence over `words`. `tags` replace the labels of the preterminals.
 
-    Raises ValueError for a sequence that is not well-formed, or has another number of preterminals than words.
+    Raises ValueError if the sequence is not well-formed, or if the numbers of preterminals and words differ.
     """
     root = Tree(ROOT)
     stack = [root]

@@ -2,11 +2,12 @@
 
     nmtkit generate data-bin --path averaged.pt --plugin well_formed.py --logits-processors well_formed_trees
 
-At each step the plug-in allows only tokens after which the output can still become such a tree within the longest
-length. A rule of trees is a rule about the next token, so that beam search, sampling and ensembles all obey it.
+At each step, the plug-in allows only tokens after which the output can still become such a tree within the maximum
+length. The plug-in restricts only the next token, so that it works with beam search, sampling and ensembles.
 
-`--tag-dictionary train.mrg` also restricts the parts of speech: a word of the training trees gets a part of speech that
-it has there (the tag dictionary of Ratnaparkhi 1996). A model that skips a word then finds no tags for the next words.
+`--tag-dictionary train.mrg` also restricts the parts of speech: a word of the training trees only gets a part of speech
+that it has there (the tag dictionary of Ratnaparkhi 1996). This keeps a model from skipping a word, because the tags of
+the following words would then not be allowed.
 """
 
 import math
@@ -37,10 +38,10 @@ from nmtkit.extend import (
 
 @dataclass(frozen=True, kw_only=True)
 class WellFormedConfig(Config):
-    max_depth: int = option(60, "most constituents that are open at a time", min=1, max=1000)
-    max_unary: int = option(4, "most constituents that open one after another without a word between", min=1, max=100)
+    max_depth: int = option(60, "maximum number of constituents that are open at a time", min=1, max=1000)
+    max_unary: int = option(4, "maximum number of constituents that open without a word between", min=1, max=100)
     tag_dictionary: Path | None = option(
-        None, "trees whose words keep the parts of speech that they have there", metavar="FILE.mrg"
+        None, "file of trees; its words get only parts of speech that they have in it", metavar="FILE.mrg"
     )
 
 
@@ -95,14 +96,14 @@ class TagDictionary:
 
 
 class TreeState(LogitsProcessorState):
-    """The state of each row: open constituents, covered words, and brackets opened since the last word."""
+    """The state of each row: open constituents, number of covered words, and brackets opened since the last word."""
 
     def __init__(
         self, tokens: TreeTokens, words: Tensor, longest: Tensor, tags: Tensor, beams: int, config: WellFormedConfig
     ) -> None:
-        """`words` [N] counts the words of each sentence; `longest` [N] is the most tokens of an output, without eos.
+        """Takes the number of words of each row (`words` [N]) and the maximum length of its output (`longest` [N]).
 
-        `tags` [B, words, V] are the tags that each word of each sentence may have.
+        `longest` does not count eos. `tags` [B, words, V] says which tags each word of each sentence may have.
         """
         super().__init__(beams)
         self.tokens, self.config = tokens, config
@@ -112,7 +113,7 @@ class TreeState(LogitsProcessorState):
         self.depth, self.covered, self.opened, self.written = (torch.zeros_like(words) for _ in range(4))
 
     def append(self, tokens: Tensor) -> None:
-        """Takes in a token [N] of each row. A row that has ended, or bos, changes nothing."""
+        """Updates the state with the newest token [N] of each row. bos, and tokens of finished rows, change nothing."""
         label = self.tokens.label_of[tokens]
         opens, closes, is_word = label >= 0, self.tokens.closes[tokens], self.tokens.preterminals[tokens]
         rows = opens.nonzero().flatten()
@@ -127,13 +128,13 @@ class TreeState(LogitsProcessorState):
         left, room = self.words - self.covered, self.longest - self.written
         result = torch.zeros(len(self.words), len(self.tokens.label_of), dtype=torch.bool)
         inside, complete = self.depth > 0, (left == 0) & (self.written > 0)
-        # a further bracket costs itself, its end, and the words and ends that are owed anyway
+        # room for a new bracket and its end, besides the remaining words and the ends of open constituents
         may_open = (left > 0) & (self.depth < self.config.max_depth) & (self.opened < self.config.max_unary)
         may_open &= room >= left + self.depth + 2
         result[:, self.tokens.opening] = may_open[:, None]
         next_word = self.covered.clamp(max=self.tags.shape[1] - 1)
         result |= (inside & (left > 0))[:, None] & self.tags[self.sentence, next_word]
-        # the root closes after the last word only
+        # the root can close only after the last word
         may_close = inside & (self.opened == 0) & ((self.depth > 1) | (left == 0))
         rows = may_close.nonzero().flatten()
         result[rows, self.tokens.closing[self.stack[rows, self.depth[rows] - 1]]] = True
@@ -154,7 +155,7 @@ class TreeState(LogitsProcessorState):
 
 @LOGITS_PROCESSORS.register("well_formed_trees", WellFormedConfig())
 class WellFormedTrees(LogitsProcessor):
-    """Allows only outputs that are trees over the sentence's words, with as many preterminals as words."""
+    """Allows only outputs that are trees over the words of the sentence, with as many preterminals as words."""
 
     def __init__(self, config: WellFormedConfig, tokenizer: Tokenizer) -> None:
         self.config = config
@@ -169,7 +170,7 @@ class WellFormedTrees(LogitsProcessor):
         words = torch.zeros(layout.sentences, dtype=torch.int64)
         words.index_add_(0, layout.segment_ids.cpu(), self.begins_word[ids].long())
         if bool((max_length < words + 2).any()):
-            raise ValueError("an output of the longest length has no room for the words; raise --max-len-a")
+            raise ValueError("the maximum length of an output is too small for the words; raise --max-len-a")
         tags = self.tokens.preterminals.expand(layout.sentences, 1, -1)
         if self.dictionary is not None:
             tags = self.dictionary.allowed([ids.tolist() for ids in ids.split(layout.lengths.tolist())])

@@ -32,7 +32,7 @@ TABLES = ("corpora", "clean", "preprocess", "train", "average-checkpoints", "gen
 
 @dataclass(frozen=True)
 class Step:
-    """A command of nmtkit. `outputs` exist after it. `stdout` is the output file that receives standard output."""
+    """A command of nmtkit, which makes the files `outputs`. `stdout` is the file that receives standard output."""
 
     name: str
     words: list[str]
@@ -52,7 +52,7 @@ class Pipeline:
         self.record_file = self.work / "steps.json"
 
     def steps(self) -> list[Step]:
-        """Returns all steps in order. Downloads the corpora that are addresses."""
+        """Returns all steps in order. Downloads the corpora that the TOML file gives as URLs."""
         work, pair = self.work, ["-s", self.settings["source"], "-t", self.settings["target"]]
         train, valid, test = (self.corpora(name) for name in ("train", "valid", "test"))
         exclude = ",".join([*valid, *test])
@@ -85,7 +85,7 @@ class Pipeline:
         return words
 
     def corpora(self, name: str) -> list[str]:
-        """Returns the corpora of a split as names for nmtkit, relative to the TOML file. Downloads addresses."""
+        """Returns the paths of the corpora of a split. Paths are relative to the TOML file. URLs are downloaded."""
         names = self.settings["corpora"][name]
         result = []
         for corpus in [names] if isinstance(names, str) else names:
@@ -104,7 +104,7 @@ class Pipeline:
         return result
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """Returns the words and the seconds of each finished step."""
+        """Returns the command-line words and the seconds of each finished step."""
         return json.loads(self.record_file.read_text()) if self.record_file.exists() else {}
 
     def run(self) -> None:
@@ -129,7 +129,7 @@ class Pipeline:
             began = time.monotonic()
             execute(step)
             seconds = time.monotonic() - began
-            # results of later steps belong to an earlier result of this step
+            # later steps must run again, because their results belong to an earlier result of this step
             records = {other.name: records[other.name] for other in steps[:index] if other.name in records}
             write(
                 self.record_file, json.dumps(records | {step.name: {"words": step.words, "seconds": seconds}}, indent=1)
@@ -198,7 +198,7 @@ def count_lines(path: Path) -> int:
 
 
 def table(title: str, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Returns a heading and a table as HTML, or nothing without rows."""
+    """Returns a heading and a table as HTML, or an empty text if there are no rows."""
 
     def cells(tag: str, values: tuple[Any, ...]) -> str:
         return "".join(f"<{tag}>{html.escape(shown(value))}</{tag}>" for value in values)

@@ -1,4 +1,7 @@
-"""A Transformer with ScaleNorm (Nguyen and Salazar 2019), rotary positions in half of each head, and temperatures."""
+"""A Transformer with ScaleNorm (Nguyen and Salazar 2019), and rotary positions in half of each head.
+
+Each head also has a learned temperature.
+"""
 
 from dataclasses import dataclass
 
@@ -18,13 +21,13 @@ from nmtkit.extend import (
 
 @dataclass(frozen=True, kw_only=True)
 class HalfRotaryConfig(TransformerConfig):
-    positions: str = option("none", "Positions beside those of the turned halves; only none.")
+    positions: str = option("none", "Positions in addition to the rotary positions; must be none.")
     wavelengths: float = option(10_000.0, "Ratio of the longest to the shortest wavelength.", above=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.positions != "none" or self.decoder_self_attention != "attention":
-            raise ValueError("transformer_half_rotary has its own positions and attention; leave out those flags")
+            raise ValueError("transformer_half_rotary needs --positions none and --decoder-self-attention attention")
         if self.key_width % 4:
             raise ValueError(
                 f"transformer_half_rotary needs heads whose width is a multiple of 4, not {self.key_width}"
@@ -32,7 +35,7 @@ class HalfRotaryConfig(TransformerConfig):
 
 
 class ScaleNorm(nn.Module):
-    """Divides each row T D by its length, and multiplies it by one learned number."""
+    """Divides each vector of T D by its Euclidean norm, and multiplies it by one learned number."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class ScaleNorm(nn.Module):
 
 
 class HalfRotaryAttention(SelfAttention):
-    """Turns the first half of each query and key by its position, as --positions rotary turns all of it."""
+    """Rotates the first half of each query and key by its position; --positions rotary rotates the whole."""
 
     def __init__(self, config: HalfRotaryConfig, causal: bool) -> None:
         super().__init__(config, causal)
@@ -52,7 +55,7 @@ class HalfRotaryAttention(SelfAttention):
         self.temperature = nn.Parameter(torch.zeros(config.heads))  # logarithm, for each head
 
     def turned(self, x: Tensor, positions: Tensor | int) -> Tensor:
-        """Turns the pairs of elements (i, i + K/4) of heads T H K. All tokens may have one position."""
+        """Rotates the pairs of elements (i, i + K/4) of T H K. `positions` is T, or a number for all tokens."""
         angles = torch.as_tensor(positions, device=x.device)[..., None, None] * x.new_tensor(self.frequencies)
         first, second, rest = x.split([len(self.frequencies)] * 2 + [x.shape[-1] // 2], -1)
         cos, sin = angles.cos(), angles.sin()

@@ -1,4 +1,4 @@
-"""Searches a repeated sentence once. PyTorch searches the other sentences."""
+"""An engine that remembers translations: PyTorch searches each sentence only once."""
 
 from collections.abc import Iterable, Iterator
 

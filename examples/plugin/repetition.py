@@ -1,4 +1,4 @@
-"""Makes tokens less likely that a hypothesis already has, against translations that repeat words."""
+"""Makes a token less likely if the hypothesis already has the token, against translations that repeat words."""
 
 from dataclasses import dataclass
 

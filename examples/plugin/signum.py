@@ -1,4 +1,4 @@
-"""Signum steps by the sign of the momentum (Bernstein et al. 2018, algorithm 2). Use a tenth of the rate of Adam."""
+"""Signum: each step has the sign of the momentum (Bernstein et al. 2018, algorithm 2). Use a tenth of Adam's rate."""
 
 from dataclasses import dataclass
 

@@ -2,15 +2,16 @@
 
     python choose.py CANDIDATES SOURCE TARGET [--source FILE] [--references FILE] [--scores FILE] [--keep 0.95]
 
-CANDIDATES has the translations of a line in each line: either a JSON object with the fields `source` and `hypotheses`
-(a list of texts, or of objects with `text` and `score`), such as `nmtkit generate --nbest N --format jsonl` writes, or
-plain text with one translation. Plain text needs --source, the lines that were translated. SOURCE and TARGET are the
-files to write, in which pairs stay in their order.
+Each line of CANDIDATES has the translations of one source line. It is either a JSON object with the fields `source` and
+`hypotheses` (a list of texts, or of objects with `text` and `score`), such as `nmtkit generate --nbest N --format
+jsonl` writes, or plain text with one translation. Plain text needs --source, the lines that were translated. SOURCE and
+TARGET are the files to write. Pairs keep their order.
 
 With --references, the candidate with the highest sentence chrF against the reference is kept (sequence-level
-interpolation, Kim and Rush 2016, section 3.3), otherwise the first. With --keep, only this share of the pairs is
-written: the pairs with the highest scores. Scores are the `score` of the candidates, or the numbers of --scores, one in
-each line, such as a backward model gives (`nmtkit generate --score-reference`: the text before the first tab counts).
+interpolation, Kim and Rush 2016, section 3.3), otherwise the first candidate. With --keep, only this share of the pairs
+is written: the pairs with the highest scores. Scores are the `score` of the candidates, or the numbers in the file
+--scores, one in each line, for example from a backward model (`nmtkit generate --score-reference`; only the text before
+the first tab is read).
 """
 
 import argparse
@@ -37,7 +38,7 @@ def lines_of(path: Path | None, count: int | None = None) -> list[str] | None:
 
 
 def entries(lines: list[str], sources: list[str] | None) -> Iterator[tuple[str, list[Candidate]]]:
-    """Yields the source and the candidates with text of each line."""
+    """Yields the source of each line, and its candidates that are not empty. Raises ValueError without sources."""
     for number, line in enumerate(lines):
         if not line.startswith("{"):
             if sources is None:
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--source", type=Path, help="the lines that were translated")
     parser.add_argument("--references", type=Path, help="a reference for each line")
     parser.add_argument("--scores", type=Path, help="a number for each line, instead of the scores of the candidates")
-    parser.add_argument("--keep", type=float, default=1.0, help="share of the pairs that is written")
+    parser.add_argument("--keep", type=float, default=1.0, help="share of the pairs to write")
     given = parser.parse_args(arguments)
     if not 0 < given.keep <= 1:
         parser.error(f"--keep is {given.keep}; it must be above 0 and at most 1")

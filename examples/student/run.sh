@@ -2,13 +2,14 @@
 # Trains a student of a teacher, and compares both on the test set with int8 weights. Run it again to resume.
 #
 #   TEACHER=averaged.pt TRAIN=train VALID=val TEST=test SOURCE=en TARGET=de ./run.sh
-#   ARCH=student_base KEEP=0.95 … ./run.sh --lr 0.0003 --max-update 50000    # other flags are passed to `nmtkit train`
+#   ARCH=student_base KEEP=0.95 … ./run.sh --lr 0.0003 --max-update 50000   # other flags are passed to `nmtkit train`
 #
-# TRAIN, VALID and TEST are prefixes: train.en and train.de. Variables: WORK (folder of all results, student), ARCH
-# (student_tiny), NBEST (8), CANDIDATES (a file of translations, instead of the teacher's: see choose.py), BACKWARD (a
-# model from TARGET to SOURCE, whose scores filter the pairs instead of the teacher's), KEEP (1: the share of the pairs
-# with the highest scores), TOP_K (8 pieces of the teacher for each token), AVERAGE (8 checkpoints), ENTRIES (100 pieces
-# of the shortlist for each source piece).
+# TRAIN, VALID and TEST are prefixes: train.en and train.de. Other variables, with their defaults in brackets: WORK
+# (student), the folder of all results; ARCH (student_tiny); NBEST (8); CANDIDATES (the teacher translates), a file of
+# translations, see choose.py; BACKWARD (none), a model from TARGET to SOURCE whose scores filter the pairs instead of
+# the scores of the teacher; KEEP (1), the share of the pairs to keep, those with the highest scores; TOP_K (8), pieces
+# of the teacher for each token; AVERAGE (8), checkpoints to average; ENTRIES (100), pieces of the shortlist for each
+# source piece.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -48,7 +49,7 @@ nmtkit train "$work/data-bin" --arch "${ARCH:-student_tiny}" --criterion kd_cros
     --teacher-probabilities "$work/data-bin/teacher" --save-dir "$work/run" --keep-last "${AVERAGE:-8}" "$@"
 nmtkit average-checkpoints "$work/run" --last "${AVERAGE:-8}" --output "$work/student.pt"
 nmtkit shortlist "$work/data-bin" --path "$work/student.pt" --entries "${ENTRIES:-100}"
-rm -f "$work/student-int8.pt" # of an earlier run
+rm -f "$work/student-int8.pt" # the result of an earlier run
 nmtkit export --format checkpoint --quantization int8 "$work/student.pt" "$work/student-int8.pt"
 compare() { # MODEL FLAGS…
     echo "$* on the test set:"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains a teacher with the shape of transformer_tiny, and a student of this teacher with run.sh. Run it again to resume.
+# Trains a teacher with the shape of transformer_tiny, and a student of this teacher with run.sh. Run again to resume.
 #
 #   MULTI30K=/path/to/files ./small.sh captions        # Multi30k, English-German: train.en.gz, val.en.gz, …
 #   DEBIAN=/path/to/debian ./small.sh descriptions     # English-Italian pairs of Debian's package descriptions
 #
-# Variables: WORK (folder of all results, captions or descriptions), WORDS (12: longer descriptions are left out), AVERAGE
-# (8 checkpoints), and for a trial ROWS (of the training text) and VOCABULARY (6000). Other flags are passed to both
-# trainings: --threads 1.
+# Variables, with their defaults in brackets: WORK (captions or descriptions), the folder of all results; WORDS (12),
+# the maximum number of words of a description; AVERAGE (8), checkpoints to average; for a trial, ROWS (all), the
+# maximum number of pairs, and VOCABULARY (6000). Other flags are passed to both trainings: --threads 1.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,7 +27,7 @@ captions)
     ;;
 descriptions)
     source=en target=it dropout=0.1 lr=0.004 warmup=150 batch_tokens=1024 teacher_updates=2800 student_updates=2800
-    set -- --pre-norm "$@" # with small updates and norms before the sub-layers, the models learn from fewer tokens
+    set -- --pre-norm "$@" # with small updates, models with norms before the sub-layers need fewer tokens to learn
     folder=${DEBIAN:?is not set: give the folder of en-it.train.tsv.gz}
     for split in train valid test; do # the third column is 1 for repeated pairs
         gzip -dc "$folder/en-it.$split.tsv.gz" | awk -F '\t' -v prefix="$work/$split" -v lines="$lines" -v words="${WORDS:-12}" \

@@ -3,9 +3,9 @@
 
     python download.py en-de en-fr --folder data
 
-leaves data/en-de/europarl-v7.en, .de and so on; the archives, with a record of their sizes and SHA-256, in
-data/archives. It needs Python 3.11 and nothing else. English-German fetches 1.7 GB; English-French adds the UN and the
-Giga archives, of which the second alone is 2.6 GB.
+This command writes data/en-de/europarl-v7.en, .de and so on. The archives, and a record of their sizes and SHA-256, are
+in data/archives. The script needs Python 3.11 and nothing else. English-German needs 1.7 GB of downloads.
+English-French also needs the UN and the Giga archives; the Giga archive alone has 2.6 GB.
 """
 
 import argparse

@@ -4,7 +4,8 @@
     python dry_run.py                      # all configs, and all rows of table3.sweep.toml
     python dry_run.py configs/en-de-base.toml
 
-Vocabularies are 37,000 pieces, for English-French 32,000. `nmtkit train --config FILE --dry-run` says more of one.
+Vocabularies have 37,000 pieces, or 32,000 for English-French. `nmtkit train --config FILE --dry-run` says more about
+one config.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs after training: averages the last 5 (base) or 20 (big) checkpoints as in section 6.1, translates newstest2014 with
+# Runs after training: averages the last 5 (base) or 20 (big) checkpoints (section 6.1), translates newstest2014 with
 # beam 4 and length penalty 0.6, and computes scores. ./evaluate.sh en-de base
 set -euo pipefail
 cd "$(dirname "$0")"

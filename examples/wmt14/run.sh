@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Reproduces a number of Table 2: trains, averages, translates newstest2014, and computes scores.
+# Reproduces a result of Table 2: trains, averages, translates newstest2014, and computes scores.
 #
 #   ./run.sh en-de base                               # all GPUs of this machine
 #   CUDA_VISIBLE_DEVICES=0 ./run.sh en-de big         # one GPU; the same updates

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Reproduces a number of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
+# Reproduces a result of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
 #
-# An update has 25,000 tokens on any number of GPUs. max_tokens is 25,000 / GPUs and 4 percent more, so that the update has
-# one micro-batch for each GPU. A requeued job resumes from its newest checkpoint.
+# An update has 25,000 tokens on any number of GPUs. max_tokens is 4 percent more than 25,000 / GPUs, so that the update
+# has one micro-batch for each GPU. A requeued job resumes from its newest checkpoint.
 #SBATCH --job-name=nmtkit-wmt14
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the finished rows of Table 3 and of the paper: means over seeds of the last validation (newstest2013).
+"""Prints our finished rows of Table 3 (means over seeds of the last validation, newstest2013) and the paper's rows.
 
 nmtkit sweep table3.sweep.toml                 # trains all rows with three seeds
 nmtkit sweep table3.sweep.toml --only 'base*'  # trains some rows
@@ -36,7 +36,7 @@ PAPER = {
     "E_learned_positions": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SEEDS_FOR_A_FINDING = 3  # seeds of the base; with fewer seeds, a difference may be noise
+SEEDS_FOR_A_FINDING = 3  # with fewer seeds of the base, a difference may be noise
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def print_table(folder: Path, paper: dict) -> None:
             f" {spread(of_row, 'bleu', 1) + mark(of_row, base, 'bleu'):>14} {shown(bleu):>6}"
         )
     if len(base) >= SEEDS_FOR_A_FINDING:
-        print(f"* differs from the mean of the base by more than its {len(base)} seeds differ from each other.")
+        print(f"* the mean differs from the base by more than the {len(base)} seeds of the base from each other.")
     print("BLEU: sacreBLEU, beam 4, length penalty 0.6. Perplexity: per subword piece.")
 
 
