@@ -328,7 +328,7 @@ def main() -> None:
     if len(arguments.corpus) == 2:
         corpus = Corpus(Path(arguments.corpus[0]), Path(arguments.corpus[1]))
     else:
-        corpus = locate(arguments.corpus[0], source_lang, target_lang, tuple(arguments.columns))
+        corpus = locate(arguments.corpus[0], source_lang, target_lang, arguments.columns and tuple(arguments.columns))
     good: list[Pair] = []
     for part in pairs(corpus):
         for source, target, others in zip(part.sources, part.targets, part.extras, strict=True):

@@ -122,7 +122,7 @@ def speed(arguments: argparse.Namespace, workspace: Workspace, report: Report, f
                 seconds, cores = (statistics.median(values) for values in zip(*rounds, strict=True))
                 rows.append({"system": name, "seconds": seconds, "pairs/s": pairs / seconds})
                 rows[-1] |= {"pairs/core-s": pairs / cores, "rounds": rounds}
-        for row in rows:
+        for row in rows if done["plain"] else ():
             row["pairs/core-s of plain's"] = row["pairs/core-s"] / rows[0]["pairs/core-s"]
         changed = f"a letter changed in one word of {rate}" if rate else "the text as it is"
         report.table(f"{pairs:,} pairs, {changed}", rows)

@@ -252,6 +252,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     report, quick, device = Report(arguments), arguments.quick, arguments.device
     lengths, widths = (LENGTHS[:3], WIDTHS[:2]) if quick else (LENGTHS, WIDTHS)
+    counted = COUNTED_LENGTHS[:2] if quick else COUNTED_LENGTHS
     over_n, over_d, growth, counts = {}, {}, [], []
     for kind in TYPES:
         by_length = [measure(kind, n, FIXED_WIDTH, device, arguments.rounds) for n in lengths]
@@ -263,13 +264,12 @@ def main() -> None:
             row[name] = f"n^{exponents[0]:.2f} d^{exponents[1]:.2f}"
         row |= {f"ms, n = {measured.n}": 1000 * TIMES["total"](measured) for measured in by_length}
         growth.append(row)
-        counted = COUNTED_LENGTHS[:2] if quick else COUNTED_LENGTHS
         sequential = ", ".join(str(sequential_operations(kind, n)) for n in counted)
         path = ", ".join(str(path_length(kind, n)) for n in counted)
         counts.append({"layer": kind.name, "paper": kind.sequential, "sequential operations": sequential})
         counts[-1] |= {"paper, path": kind.path, "longest path": path}
     report.table("growth of FLOP and seconds of one layer", growth)
-    report.table(f"counted for n = {', '.join(map(str, COUNTED_LENGTHS))}", counts)
+    report.table(f"counted for n = {', '.join(map(str, counted))}", counts)
     if not quick:
         plot(over_n, over_d, f"One layer of each type, fp32, {device}", arguments.plot)
 

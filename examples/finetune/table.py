@@ -3,6 +3,7 @@
 python table.py runs
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -31,6 +32,12 @@ def trained(folder: Path, name: str) -> int:
     return sum(model[key].numel() for key in own if not (name == "frozen" and "_embedding." in key))
 
 
+def minutes_of(log: list[dict[str, Any]]) -> float:
+    """Returns the minutes of a run, without the time between a stop and the resume that follows."""
+    pauses = [after["time"] - it["time"] for it, after in itertools.pairwise(log) if after["kind"] == "resume"]
+    return (log[-1]["time"] - log[0]["time"] - sum(pauses)) / 60
+
+
 def main(runs: Path) -> None:
     print("| | domain BLEU | domain loss | general BLEU | general loss | parameters trained | minutes |")
     print("|---|--:|--:|--:|--:|--:|--:|")
@@ -45,9 +52,7 @@ def main(runs: Path) -> None:
             digits = 1 if key.startswith("bleu") else 2
             change = "" if name == "general" else f" ({value - before[key]:+.{digits}f})"
             cells.append(f"{value:.{digits}f}{change}")
-        starts, ends = ([it["time"] for it in log if it["kind"] in kinds] for kinds in (("start", "resume"), ("end",)))
-        minutes = (sum(ends) - sum(starts)) / 60
-        print(f"| {title} | {' | '.join(cells)} | {trained(runs / name, name):,} | {minutes:.1f} |")
+        print(f"| {title} | {' | '.join(cells)} | {trained(runs / name, name):,} | {minutes_of(log):.1f} |")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Pipeline:
         self.record_file = self.work / "steps.json"
 
     def steps(self) -> list[Step]:
-        """Returns all steps in order. Downloads the corpora that the TOML file gives as URLs."""
+        """Returns all steps in order."""
         work, pair = self.work, ["-s", self.settings["source"], "-t", self.settings["target"]]
         train, valid, test = (self.corpora(name) for name in ("train", "valid", "test"))
         exclude = ",".join([*valid, *test])
@@ -85,23 +85,29 @@ class Pipeline:
         return words
 
     def corpora(self, name: str) -> list[str]:
-        """Returns the paths of the corpora of a split. Paths are relative to the TOML file. URLs are downloaded."""
+        """Returns the paths of the corpora of a split. The TOML file gives paths relative to its folder, or URLs."""
+        return [
+            str(self.downloaded(corpus) if "://" in corpus else self.folder / corpus) for corpus in self.given(name)
+        ]
+
+    def given(self, name: str) -> list[str]:
         names = self.settings["corpora"][name]
-        result = []
-        for corpus in [names] if isinstance(names, str) else names:
-            if "://" not in corpus:
-                result.append(str(self.folder / corpus))
-                continue
-            path = self.work / "corpora" / corpus.rpartition("/")[2]
+        return [names] if isinstance(names, str) else names
+
+    def downloaded(self, url: str) -> Path:
+        return self.work / "corpora" / url.rpartition("/")[2]
+
+    def download(self) -> None:
+        """Downloads the corpora that the TOML file gives as URLs, unless their files exist."""
+        for url in [url for name in ("train", "valid", "test") for url in self.given(name) if "://" in url]:
+            path = self.downloaded(url)
             if not path.exists():
-                print(f"download {corpus}", flush=True)
+                print(f"download {url}", flush=True)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_name(path.name + ".part")
-                with urllib.request.urlopen(corpus) as answer, part.open("wb") as file:
+                with urllib.request.urlopen(url) as answer, part.open("wb") as file:
                     shutil.copyfileobj(answer, file)
                 part.replace(path)
-            result.append(str(path))
-        return result
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Returns the command-line words and the seconds of each finished step."""
@@ -110,6 +116,7 @@ class Pipeline:
     def run(self) -> None:
         """Runs the steps that are not finished. Stops if a finished step had other settings."""
         self.work.mkdir(parents=True, exist_ok=True)
+        self.download()
         steps = self.steps()
         for index, step in enumerate(steps):
             records = self.records()

@@ -6,7 +6,7 @@
 #
 # Variables, with their defaults in brackets: WORK (captions or descriptions), the folder of all results; WORDS (12),
 # the maximum number of words of a description; AVERAGE (8), checkpoints to average; for a trial, ROWS (all), the
-# maximum number of pairs, and VOCABULARY (6000). Other flags are passed to both trainings: --threads 1.
+# maximum number of training pairs, and VOCABULARY (6000). Other flags are passed to both trainings: --threads 1.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,7 +30,8 @@ descriptions)
     set -- --pre-norm "$@" # with small updates, models with norms before the sub-layers need fewer tokens to learn
     folder=${DEBIAN:?is not set: give the folder of en-it.train.tsv.gz}
     for split in train valid test; do # the third column is 1 for repeated pairs
-        gzip -dc "$folder/en-it.$split.tsv.gz" | awk -F '\t' -v prefix="$work/$split" -v lines="$lines" -v words="${WORDS:-12}" \
+        [[ $split == train ]] && most=$lines || most=1000000
+        gzip -dc "$folder/en-it.$split.tsv.gz" | awk -F '\t' -v prefix="$work/$split" -v lines="$most" -v words="${WORDS:-12}" \
             '$3 == 0 && split($4, en, " ") <= words && split($5, it, " ") <= words && ++used <= lines {
                 print $4 > prefix ".en"; print $5 > prefix ".it"}'
     done

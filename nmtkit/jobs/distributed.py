@@ -53,7 +53,8 @@ def local_rank() -> int:
 def rank_device(device: str, workers: int) -> str:
     """Returns the device of this process. Under torchrun each process has its own GPU.
 
-    Raises ValueError if there is no GPU for this process.
+    The device "auto" is "cuda" if there is a GPU and `workers` is 1, otherwise "cpu". Raises ValueError if there is no
+    GPU for this process, or if `workers` is above 1 under torchrun.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
@@ -64,6 +65,8 @@ def rank_device(device: str, workers: int) -> str:
     if device != "cuda":
         return device
     rank, gpus = local_rank(), torch.cuda.device_count()
+    if not gpus:
+        raise ValueError("--device cuda needs a GPU, and PyTorch finds no GPU on this machine")
     if rank >= gpus:
         raise ValueError(f"process {rank} of this machine has no GPU of its own: start {gpus} processes, one per GPU")
     torch.cuda.set_device(rank)
@@ -275,9 +278,9 @@ class RefuseSharded(TorchDispatchMode):
 class Watchdog:
     """A thread on every rank that ends the process if another rank has failed or hangs, or if the launcher has ended.
 
-    Each rank publishes its progress. Rank 0 blames a rank that has been among the ranks with the least progress for
-    `timeout` seconds and has published the same message in this time. All other ranks only wait for these ranks. A rank
-    in a collective has more progress than a rank before that collective.
+    Each rank publishes messages with its progress. A rank hangs if, for `timeout` seconds, no other rank has had less
+    progress and the message of the rank has not changed. Rank 0 then prints an error. Ranks with more progress do not
+    hang, because they wait for this rank. A rank in a collective has more progress than a rank before the collective.
     """
 
     INTERVAL = 0.5  # seconds between two checks
@@ -291,7 +294,8 @@ class Watchdog:
         self.beats = 0
         self.busy_until = 0.0  # until this time, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.states: dict[int, tuple[bytes, bool, float]] = {}  # rank -> message, has least progress, start time
+        # rank -> its message, whether its progress is the least, time when both were first seen together
+        self.states: dict[int, tuple[bytes, bool, float]] = {}
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
@@ -308,7 +312,7 @@ class Watchdog:
     def failed(self, message: str) -> None:
         self.closed.set()
         self.store.set("failed", message)
-        if is_rank_zero():  # it holds the store; without this wait, torch prints a C++ stack in the other processes
+        if is_rank_zero():  # rank 0 holds the store; if it ended now, torch would print C++ stacks in other processes
             time.sleep(TOLD_SECONDS)
 
     def close(self) -> None:
@@ -334,10 +338,10 @@ class Watchdog:
                 os._exit(1)  # The launcher has ended.
 
     def _hanging(self) -> str | None:
-        """Returns an error message if ranks with the least progress have sent the same message for too long.
+        """Returns an error message if ranks with the least progress have sent the same message for too long, else None.
 
-        The time of a rank starts when the rank comes to have the least progress, because it may have waited for a long
-        operation of another rank until then.
+        The time of a rank starts when its progress becomes the least. Until then, the rank may have waited for a long
+        operation of another rank.
         """
         names = [f"beat {other}" for other in range(world_size())]
         messages = [self.store.get(name) if self.store.check([name]) else b"0 0 0 0" for name in names]
@@ -362,8 +366,8 @@ _watchdog: Watchdog | None = None
 
 
 def reserved_port() -> socket.socket:
-    """Returns a socket that keeps a free port from other programs until it is closed. The store of a group can listen
-    at this port, because both set SO_REUSEADDR."""
+    """Returns a socket that reserves a free port until the socket is closed. Other programs cannot use the port. The
+    store of a group can listen at the port, because the store and the socket set SO_REUSEADDR."""
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reservation.bind(("127.0.0.1", 0))
@@ -405,7 +409,10 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    """Returns the exit code of the first child that fails, else 0. The others then get `GRACE_SECONDS` to end."""
+    """Returns 0 when all children have succeeded.
+
+    If a child fails, waits up to `GRACE_SECONDS` for the other children, and returns the exit code of the failed child.
+    """
     while True:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

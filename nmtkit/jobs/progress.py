@@ -1,7 +1,7 @@
 """Progress of long work. Library code counts lines, pairs or files here, and cli/progress.py shows the counts.
 
-Without a display, as in Python programs and in worker processes, counting does nothing. A stage of the work begins with
-`begin`, which names the unit and the total. Then the innermost loop calls `advance`.
+A stage of the work begins with `begin`, which names the unit and the total. Then the innermost loop calls `advance`.
+Python programs and worker processes have no display, and counting does nothing there.
 """
 
 import os
@@ -91,13 +91,15 @@ def begin(title: str, unit: str = "", total: Total = None, passes: int = 1) -> N
 
 @contextmanager
 def pause_for(title: str) -> Iterator[None]:
-    """A context with a separate stage without counts, such as loading a model. Then the previous stage continues."""
+    """A context with a separate stage without counts, such as loading a model. Afterwards, the old stage continues."""
     display = _display
     before = None if display is None else display.stage
     begin(title)
-    yield
-    if display is not None and before is not None:
-        display.begin(before)
+    try:
+        yield
+    finally:
+        if display is not None and before is not None:
+            display.begin(before)
 
 
 def advance(count: float = 1) -> None:
@@ -107,7 +109,7 @@ def advance(count: float = 1) -> None:
 
 
 def reach(count: float) -> None:
-    """Raises the units that are done to `count`, for work that this process has only partly counted with `advance`."""
+    """Sets the number of finished units to at least `count`, for work that `advance` has counted only partly."""
     if _display is not None:
         _display.stage.done = max(_display.stage.done, count)
 

@@ -43,7 +43,7 @@ class ShardOptions(Config):
         metavar="I/N",
     )  # fmt: skip
     executor: Literal["local", "ray"] = option(
-        "local", "local: --workers processes of this machine; ray: --workers actors of a Ray cluster"
+        "local", "local: processes of this machine; ray: actors of a Ray cluster; --workers sets their number"
     )
     actor_cpus: float = option(1, "CPUs that a Ray actor reserves", above=0, max=4096)
     actor_gpus: float = option(0, "GPUs that a Ray actor reserves; with 0, the actor uses the CPU", min=0, max=64)
@@ -56,11 +56,11 @@ class ShardOptions(Config):
 def part_of(shard: str | None, most: int = 10**9 - 1) -> tuple[int, int]:
     """Returns the value of --shard as two numbers (i, n), with 1 <= i <= n <= most, or (1, 1) for None.
 
-    Raises ValueError if `shard` does not have the form I/N.
+    Raises ValueError if `shard` does not have the form I/N, or if I or N is out of range.
     """
     if shard is None:
         return 1, 1
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= most:
-        raise ValueError(f"--shard {shard!r} is not I/N with I from 1 to N, such as 3/8")
+        raise ValueError(f"--shard {shard!r} is not I/N with I from 1 to N, such as 3/8, and N at most {most:,}")
     return int(match[1]), int(match[2])

@@ -82,6 +82,9 @@ def test_each_process_of_torchrun_gets_a_device_and_workers_are_refused(monkeypa
     assert rank_device("cpu", 1) == "cpu" and rank_device("cuda:3", 1) == "cuda:3"
     with pytest.raises(ValueError, match="--workers and torchrun"):
         rank_device("cpu", 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="--device cuda"):
+        rank_device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match=r"process 1 .*no GPU"):
         rank_device("cuda", 1)

@@ -102,6 +102,8 @@ def test_work_in_between_has_a_stage_of_its_own_and_muted_work_counts_nothing(sh
     progress.advance(2)
     with progress.pause_for("Loading"):
         assert shown.stage.title == "Loading" and working.ended is not None
+    with pytest.raises(ValueError), progress.pause_for("Loading"):
+        raise ValueError
     assert shown.stage is working and working.ended is None
     with progress.muted():
         progress.begin("Inside")

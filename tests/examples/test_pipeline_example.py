@@ -70,3 +70,15 @@ def test_the_commands_of_the_demo_have_flags_that_exist(module: ModuleType, tmp_
         command = main.get_command(None, step.name)  # type: ignore[arg-type]
         assert command is not None
         command.make_context(step.name, list(step.words))
+
+
+def test_the_list_of_commands_downloads_nothing(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'source = "en"\ntarget = "de"\nwork = "out"\n[corpora]\ntrain = "http://127.0.0.1:9/a.tsv"\n'
+    (tmp_path / "run.toml").write_text(text + 'valid = "valid"\ntest = "test"\n')
+    monkeypatch.setattr("sys.argv", ["pipeline.py", str(tmp_path / "run.toml"), "--list"])
+    module.main()
+    assert f"{tmp_path / 'out/corpora/a.tsv'}" in capsys.readouterr().out
+    with pytest.raises(OSError):
+        module.Pipeline(tmp_path / "run.toml").run()
