@@ -66,8 +66,8 @@ def score(
 
     >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
 
-    `references` are the lines of one reference text, or a list of several such lists, or empty for metrics without a
-    reference. If `bootstrap`, the number of resamples, is above 0, each score has a 95 % confidence interval.
+    `references` are the lines of one reference text, or a list with the lines of each text, or empty if no metric needs
+    a reference. If `bootstrap`, the number of resamples, is above 0, each score has a 95 % confidence interval.
     `settings` are `tokenize`, `lowercase`, `target_lang`, `languages`, `sources` and `device`. Raises ValueError for an
     unknown metric, for a setting that no metric reads and for unequal numbers of lines, and ImportError for a metric
     that is not installed.

@@ -15,7 +15,9 @@ from nmtkit.translation.translator import batch_ends
 def source_ids(
     tokenizer: Tokenizer, texts: Sequence[str], source_lang: str | None = None, target_lang: str | None = None
 ) -> list[list[int]]:
-    """Returns the ids of each text, with the language token of the encoder first. An empty text has only eos.
+    """Returns the ids of each text. An empty text has only eos.
+
+    If the encoder reads a language token, this token is the first id of every other text.
 
     Raises ValueError if the language that the encoder reads is missing or unknown.
     """

@@ -334,8 +334,8 @@ class Model:
         `layers="all"` returns a list instead: a result for the embeddings with positions, then a result for each layer.
         The last item equals the result of `layers="last"`.
 
-        Models of several languages need `source_lang`; models with tokens such as >>de<< need `target_lang`. The
-        first row belongs to the language token, unless the text is empty.
+        Models of several languages need `source_lang`; models with tokens such as >>de<< need `target_lang`. For
+        these models, the first row belongs to the language token, unless the text is empty.
 
         Raises ValueError for an ensemble, for missing or unknown languages, for a text that is longer than the model
         can read, and with `layers="all"` for architectures whose layers do not compute one row for each piece.

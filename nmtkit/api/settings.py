@@ -160,7 +160,10 @@ def texts(given: str | Iterable[str], argument: str = "source") -> list[str]:
 
 
 def pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
-    """Returns a request for each text, with its translation as reference. Raises ValueError if the numbers differ."""
+    """Returns a request for each text, with its translation as reference.
+
+    Raises ValueError if the lists differ in length, or if only one argument is a list.
+    """
     sources, targets = texts(source), texts(target, "target")
     if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
         raise ValueError(

@@ -79,8 +79,8 @@ class BlockScorer:
     def score(self, stored: StoredBlock) -> tuple[ScoreMatrix, Hashes, npt.NDArray[np.uint32]]:
         """Mends the pairs of a block, scores them, and writes the mended block back to its file.
 
-        A file holds one block. Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the
-        checksums of the pairs.
+        The file must hold only this block. Returns the scores [pairs, filters], the keys of the two sides [pairs, 2],
+        and the checksums of the pairs.
         """
         block, matrix, keys = self.score_pairs(stored.read())
         with stored.path.open("wb") as file:

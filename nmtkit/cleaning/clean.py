@@ -5,8 +5,8 @@ Cleaning has four steps:
 1. The corpora are read once, in blocks. A random sample of the pairs is kept in memory.
 2. The filters learn their statistics from the sample.
 3. Worker processes mend and score the blocks, and write the mended text and the scores to scratch files. If the
-   settings need models or probabilities, `LateScorer` adds these scores.
-4. `Decision` drops pairs. The first filter that drops a pair becomes the reason of the pair. Then `Decision` drops
+   settings need scores of models, or probabilities that pairs are good, `LateScorer` adds these scores.
+4. `Decision` drops pairs. The reason of a dropped pair is the first filter that drops the pair. Then `Decision` drops
    duplicates of kept pairs, and writes the outputs.
 """
 
@@ -52,9 +52,9 @@ def clean(
 ) -> CleanReport:
     """Writes the kept pairs of the corpora `names` to `config.output`, and the other files that `config` names.
 
-    `configs` has the config of each filter, in the order in which the filters are applied. `scorer` uses translation
-    models to score the pairs that all filters keep. Raises ValueError or OSError for errors in the settings or the
-    text, and then writes no file.
+    `configs` has the config of each filter, in the order in which the filters are applied. `scorer` scores the pairs
+    that all filters keep, with translation models or with a neural metric. Raises ValueError or OSError for errors in
+    the settings or the text, and then writes no file.
     """
     corpora = corpora_of(config, names)
     others = (corpora_of(config, each, columns=False) for each in (config.exclude, config.domain))

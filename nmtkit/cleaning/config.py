@@ -37,7 +37,7 @@ CLEAN_RULES = (
         reason="the file has the scores",
     ),
     FlagRule("--self-train", excludes=("--forward", "--backward"), reason="--self-train makes both models"),
-    FlagRule("--quality", excludes=("--self-train", "--forward", "--backward"), reason="a pair has one model score"),
+    FlagRule("--quality", excludes=("--self-train", "--forward", "--backward"), reason="each pair has one model score"),
     FlagRule("--min-domain", needs=("--domain", "--from-scores")),
     FlagRule("--forward", needs=("--backward",)),
     FlagRule("--backward", needs=("--forward",)),

@@ -23,7 +23,8 @@ from nmtkit.jobs import progress
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # rank equal or similar pairs: the first score that the run has
+# scores that choose the best of equal or similar pairs; only the first score that the run has is used
+QUALITY = (PROBABILITY, MODEL, "alignment")
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 
@@ -192,8 +193,10 @@ class Decision:
         if not kept:
             reasons = ", ".join(f"{report.name}: {report.dropped:,}" for report in self.reports if report.dropped)
             raise ValueError(f"none of {row:,} pairs is left; dropped: {reasons}; are languages or columns exchanged?")
-        rows_of = zip(self._corpora, counts.tolist(), strict=True)
-        read_of = {corpus.name: (read, left) for corpus, (read, left) in rows_of}
+        read_of: dict[str, tuple[int, int]] = {}
+        for corpus, (read, left) in zip(self._corpora, counts.tolist(), strict=True):
+            before = read_of.get(corpus.name, (0, 0))  # a corpus may be given twice
+            read_of[corpus.name] = before[0] + read, before[1] + left
         return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)
 
     def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16], has_columns: bool) -> Pairs:

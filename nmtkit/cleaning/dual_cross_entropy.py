@@ -71,8 +71,8 @@ def codes_of(flag: str, path: Path, languages: tuple[str, str]) -> Codes:
 
     `flag` is the flag that named `path`, for messages.
 
-    Both codes are None for a model without language tokens. Raises ValueError for a language model, if the model does
-    not have one of the languages, and for a model of the opposite direction.
+    Both codes are None for a model without language tokens. Raises ValueError for a language model, for a model that
+    lacks one of the languages, and for a model of the opposite direction.
     """
     contents = checkpoint.load(path, mmap=True)
     if not reads_source(contents):

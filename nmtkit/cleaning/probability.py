@@ -61,8 +61,8 @@ class PairProbability:
     """A logistic regression. It computes the probability that a pair is good from several scores of the pair.
 
     The probability assumes that half of all pairs are good. Each score gives one feature: the log odds of a
-    probability, the logarithm of a model score (a negative cross-entropy), the distance to the nearest limit if a
-    filter has two limits, or else the score itself.
+    probability, the logarithm of exp(-dual cross-entropy), the distance to the nearest limit if a filter has two
+    limits, or else the score itself.
     """
 
     def __init__(self, limits: Sequence[Limits]) -> None:

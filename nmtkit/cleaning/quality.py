@@ -1,15 +1,13 @@
 """Scores pairs by a metric that reads no reference, such as CometKiwi, for `nmtkit clean --quality`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from nmtkit.cleaning.filters.text_block import Scores
-from nmtkit.config.files import HUB_PREFIX, is_hub_name
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
-from nmtkit.scoring.segments import check_installed, check_segment_metric
+from nmtkit.scoring.segments import check_available, check_segment_metric
 from nmtkit.scoring.sentence_metrics import segment_metric
 
 PAIRS = 1024  # number of pairs between two updates of the progress
@@ -27,10 +25,7 @@ class EstimatedQuality:
         Raises OSError for a missing folder, and ImportError for a missing package. These checks come first, because
         `fit` loads the model only after the filters have scored all pairs.
         """
-        model = check_segment_metric(metric, "--quality", reference=False).model
-        check_installed(f"--quality {metric}")
-        if model is not None and not is_hub_name(model) and not Path(model).exists():
-            raise FileNotFoundError(f"--quality {metric}: no such folder; models of the Hub are {HUB_PREFIX}ORG/NAME")
+        check_available(f"--quality {metric}", check_segment_metric(metric, "--quality", reference=False))
         self._metric = metric
 
     def fit(self, sources: Sequence[str], targets: Sequence[str]) -> None:

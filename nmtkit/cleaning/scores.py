@@ -158,7 +158,10 @@ class ScoreReader:
             yield np.array(values, np.float64).reshape(len(rows), len(heading))
 
     def next(self, checksums: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-        """Reads the scores [pairs, filters] of the next pairs. `finish` raises ValueError if `checksums` differ."""
+        """Reads the scores [pairs, filters] of the next pairs. Raises ValueError if the file has too few rows.
+
+        `finish` raises ValueError if a checksum in `checksums` differs from the file.
+        """
         count = len(checksums)
         while len(self._rest) < count:
             batch = next(self._batches, None)

@@ -2,7 +2,7 @@
 
     input.pairs         the blocks of all pairs, before mending
     job.pickle          the settings, the fitted filters and the names of the models (`StoredJob`)
-    shard-000007.pairs  the mended blocks of a shard, each with its scores and keys
+    shard-000007.pairs  the mended blocks of a shard, each with its scores and keys (hashes, to find duplicates)
 
 The filters are fitted once, before the shards, on the same sample as without shards. The blocks are also the
 same, so the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
@@ -116,7 +116,7 @@ class ShardCleaner:
             job.scorer.fit([], [])
 
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
-        """Yields two pickled objects for each block: the mended pairs; then corpus, scores and keys.
+        """Yields two pickled objects for each block: the mended pairs, then a tuple (corpus index, scores, keys).
 
         Adds to `counts` how many pairs each filter drops, and how many lines are mended.
         """

@@ -39,7 +39,7 @@ class SimilarTexts:
         self._lengths: array[int] = array("q")
 
     def add(self, texts: Sequence[str]) -> None:
-        """Appends texts. A text must not contain a line feed."""
+        """Appends texts to the file."""
         lines = [text.encode() + b"\n" for text in texts]
         self._file.write(b"".join(lines))
         self._lengths.extend(len(line) for line in lines)

@@ -38,7 +38,7 @@ def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
     of processes that were killed.
 
     The files that models were imported from are in the cache of the Hub, which other programs share;
-    `hf cache ls` lists it.
+    `hf cache ls` lists the cache of the Hub.
     """
     from nmtkit.models import model_cache
 
@@ -62,7 +62,7 @@ def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
 
 
 def named(entries: "list[CacheEntry]", names: tuple[str, ...]) -> "list[CacheEntry]":
-    """Returns the entries that the names mean. Raises ValueError for a name without an entry, before any removal."""
+    """Returns the entries with these names. Raises ValueError for a name without an entry, before any removal."""
     from nmtkit.models import model_cache
 
     chosen: dict[str, CacheEntry] = {}
@@ -87,7 +87,7 @@ def outdated(entries: "list[CacheEntry]", days: int | None) -> "list[CacheEntry]
 
 
 def show(entries: "list[CacheEntry]") -> None:
-    """Prints one line for each entry, in columns, and the sum on stderr."""
+    """Prints one line for each entry, in columns, and the number of entries and their total size on stderr."""
     rows = [(short(entry), size(entry.size), f"used {used(entry.days)}", note(entry)) for entry in entries]
     width = max((len(row[0]) for row in rows), default=0)
     for name, bytes_, last, more in rows:

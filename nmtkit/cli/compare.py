@@ -90,7 +90,7 @@ COMMON = {
     "--format text|tsv|csv|latex|markdown|json": "output format (default: text)",
     "--report FILE": "HTML page of the comparison",
     "--curves FILE": "curves of all runs: .csv, .pdf, .svg or .png",
-    "--sys FILE": "translations of a system; repeat it",
+    "--sys FILE": "translations of a system; give the flag for each system",
     "--ref FILE": "references; repeatable",
     "--test-set NAME,…": "published test sets, with -l en-de",
     "--src PATH": "source text",
@@ -133,6 +133,8 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
         raise ValueError("give the folders of runs, or two systems with --sys A --sys B --ref FILE")
     from nmtkit.experiments import comparison, comparison_output
 
+    comparison_output.check_figure(config.plot, "--plot")
+    comparison_output.check_figure(config.curves, "--curves", comparison_output.CURVE_FILES)
     folders = comparison.folders_of(runs)
     inputs = [folder / name for folder in folders for name in ("log.jsonl", "config.toml")]
     check_outputs({"--report": config.report, "--curves": config.curves, "--plot": config.plot}, inputs)

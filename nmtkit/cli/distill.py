@@ -32,7 +32,7 @@ SERVER_RULES = (
             *("--path", "--output", "--top-k", "--subset", "--pairs-per-file", "--max-tokens", "--device", "--threads"),
             "--plugin",
         ),
-        reason="the second flag is for the probabilities of a checkpoint",
+        reason="the other flag applies only if a checkpoint is the teacher",
     ),
 )
 
@@ -93,7 +93,7 @@ def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
     nmtkit train data-bin --criterion kd_cross_entropy \\
         --teacher-probabilities data-bin/teacher
 
-    With --from-server, another translation server translates DATA, a text file, and the student trains on the
+    With --from-server, DATA is a text file. A translation server translates this file, and the student trains on the
     translations (sequence-level distillation).
 
     \b

@@ -221,7 +221,10 @@ def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:
 
 
 def pair_of(source: Path, pair: str | None) -> tuple[str, str]:
-    """Returns the source and target language of --pair, or else of the data that the checkpoint was trained on."""
+    """Returns the source and target language of --pair, or else of the data that the checkpoint was trained on.
+
+    Raises ValueError if the languages are unknown, or if --pair is not two codes with a hyphen between them.
+    """
     from nmtkit.models.building import languages_of
 
     known = languages_of(source) if pair is None else None

@@ -142,7 +142,7 @@ def command(
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards
 
     On a GPU, beam search and greedy search with a Transformer run as CUDA graphs with continuous batching: the next
-    sentence takes the slot of a finished sentence. Other models, sampling, avoided phrases, prefixes, diverse groups,
+    sentence takes the place of a finished sentence. Other models, sampling, avoided phrases, prefixes, diverse groups,
     logits processors, --unkpen and --no-repeat-ngram run batch by batch.
     """
     generate(parsed_job(data, paths, inputs, plugins, flags))

@@ -327,7 +327,7 @@ class Generation:
         return both.run(requests, decoders, self.config.workers)
 
     def of_directions(self, dataset: "Dataset") -> Iterator["Translation"] | None:
-        """Translates a subset of a dataset of many directions."""
+        """Translates a subset of a dataset of many directions (language pairs). Returns None on ranks other than 0."""
         from nmtkit.translation.directions import DirectionsTranslator
 
         subset, tag = dataset[self.config.gen_subset], self.config.source_tag
@@ -387,7 +387,7 @@ class Generation:
         return with_fields(requests, self.config.line_files)
 
     def decodes(self, pipeline: "Pipeline") -> bool:
-        """Starts the decoder of the workers or of all ranks. On ranks other than 0, decodes and returns False."""
+        """Starts the decoder of the workers or ranks. Ranks other than 0 decode for rank 0 and then return False."""
         from nmtkit.translation.parallel import distribute
 
         self.decoder = self.workers(self.translator, pipeline) or self.stack.enter_context(

@@ -15,7 +15,7 @@ from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags, plugin_optio
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.scoring.metrics import check_names
-from nmtkit.scoring.segments import MetricName, check_segment_metric
+from nmtkit.scoring.segments import MetricName, check_available, check_segment_metric
 
 RERANK_RULES = (
     FlagRule("--trials", needs=("--tune",)),
@@ -113,8 +113,8 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     nmtkit rerank test.jsonl --backward back.pt --lm lm.pt > test.de
 
     The score of a translation y of x is log p(y | x) + b log p(x | y) + l log p(y), divided by the length penalty,
-    plus the weighted features. The output of --format jsonl contains all log probabilities, so it can be reranked
-    again without the models.
+    plus the weighted features. b is --weight-backward, and l is --weight-lm. The output of --format jsonl contains all
+    log probabilities, so it can be reranked again without the models.
     """
     config: RerankConfig = from_flags(RerankConfig, flags)
     check_flags(RERANK_RULES, given_flags(), given_flags() | {f"--format {config.format}"})
@@ -157,6 +157,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         tune,
     )
 
+    for metric in (config.metric, *config.estimate):
+        check_available(f"metric {metric}", MetricName.parse(metric))
     name = str(path or "standard input")
     lines = read_lines(path) if path else lines_of(standard_input().read(), Path(name))
     lists = read_nbest(lines, name)
@@ -191,8 +193,10 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         words = [*program(), "rerank", "test.jsonl"]
         words += [word for flag in FIELDS if (file := getattr(config, flag)) for word in (f"--{flag}", str(file))]
         words += ["--estimate", ",".join(config.estimate)] if config.estimate else []
+        words += ["--format", "jsonl"] if config.format == "jsonl" else []
         words += [word for each in plugins for word in ("--plugin", each)]
-        codes = {"--source-lang": config.source_lang, "--target-lang": config.target_lang}
+        reads_target = config.backward is not None or config.lm is not None  # without models, only --tune needs it
+        codes = {"--source-lang": config.source_lang, "--target-lang": config.target_lang if reads_target else None}
         words += [word for flag, code in codes.items() if code for word in (flag, code)]
         words += [word for flag in known for word in (f"--weight-{flag}", f"{getattr(weights, flag):g}")]
         words += ["--lenpen", f"{weights.lenpen:g}"]

@@ -332,7 +332,7 @@ def warn_of_languages(texts: "ScoredTexts", scores: Sequence[tuple[str, "Score"]
 
 
 def check_one_direction(texts: "ScoredTexts", config: ScoreConfig) -> None:
-    """Raises ValueError for settings that do not work with the texts of several directions."""
+    """Raises ValueError for settings that do not work with the texts of several directions (language pairs)."""
     unusable = {"several --sys": len(texts.systems) > 1, "--sentence-level": config.sentence_level}
     unusable["--by-length"] = config.by_length is not None
     unusable["--target-lang"] = config.target_lang is not None

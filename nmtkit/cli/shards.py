@@ -10,6 +10,7 @@ from types import FrameType
 
 from nmtkit.cli.command import print_line, program
 from nmtkit.jobs import progress
+from nmtkit.jobs.processes import restore_handlers
 from nmtkit.jobs.shard_options import ShardOptions, part_of
 from nmtkit.jobs.shard_plan import Plan, Shard, described
 from nmtkit.jobs.shard_processes import ShardResults
@@ -70,5 +71,4 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+        restore_handlers(earlier)

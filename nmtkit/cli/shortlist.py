@@ -67,9 +67,9 @@ class ShortlistConfig(Config):
 @click.command(cls=Command)
 @click.argument("data", required=False, type=INPUT)
 def command(data: Path | None, **settings: Any) -> None:
-    """Learn from the training pairs of DATA which target pieces each source piece may become, and add them to a
-    checkpoint. With --shortlist, the commands generate and serve search only these pieces, which is faster on a
-    CPU.
+    """Learn a list of likely target pieces for each source piece from the training pairs of DATA, and add the lists to
+    a checkpoint. With --shortlist, the commands generate and serve search only the pieces in the lists, which is faster
+    on a CPU.
 
     \b
     nmtkit shortlist data-bin --path averaged.pt

@@ -47,7 +47,7 @@ class SweepConfig(RowsConfig):
     )
     only: str | None = option(
         None,
-        "train only runs with matching names, such as 'base,*'; --dry-run lists names",
+        "train only the runs whose names match a pattern, such as 'base,*'; --dry-run lists the names",
         metavar="PATTERN,…",
     )
     shard: str | None = option(None, "train part I of N of the runs, on one of N machines", metavar="I/N")
@@ -62,7 +62,8 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
 
     To continue the sweep, repeat the command: finished runs are kept, interrupted runs are resumed, and failed runs are
     repeated. At the end, the command compares all runs; for several seeds, it shows means and standard deviations.
-    With a base row in [sweep], it shows differences to this row, with confidence intervals and p-values.
+    With base or [sweep.generate] in the file, it shows differences to the base row (by default the first row), with
+    confidence intervals and p-values.
 
     \b
     nmtkit sweep lr.toml --dry-run
@@ -70,7 +71,7 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     nmtkit sweep lr.toml
     nmtkit sweep lr.toml --shard 2/3 -- --threads 4
     """
-    from nmtkit.experiments import comparison, sweep_costs
+    from nmtkit.experiments import comparison, comparison_output, sweep_costs
     from nmtkit.experiments import sweep as sweeps
     from nmtkit.experiments.optuna_study import OptunaStudy
     from nmtkit.experiments.sweep_runner import SweepStoppedError, SweepTrainer, chosen
@@ -78,6 +79,7 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     check_flags(RULES, given_flags(), given_flags())
     config: SweepConfig = from_flags(SweepConfig, settings)
     check_outputs({"--report": config.report, "--plot": config.plot}, [file])
+    comparison_output.check_figure(config.plot, "--plot")
     sweep = dataclasses.replace(sweeps.read(file), vocabulary_size=config.vocab_size)
     if config.plot and not sweep.compares_rows:
         raise ValueError(f'--plot draws differences to a row: give base = "ROW" in [sweep] of {file}')
@@ -107,7 +109,7 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []
     os.environ[PROGRAM] = shlex.join(program())
-    trainer = SweepTrainer(sweep, [*train_flags, *quiet])
+    trainer = SweepTrainer(sweep, [*train_flags, *quiet], program())
     progress.close()  # each run shows its own progress
     try:
         failed = study.run(trainer.train) if study else trainer.train_all(of_part)

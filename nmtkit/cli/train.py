@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nmtkit.config.registry import Registry
     from nmtkit.training.config import JobConfig
 
-MANY_NAMES = 12  # beyond this number of names, the help page has a line for each family
+MANY_NAMES = 12  # beyond this number of names, the help page has a line for each family (see `families`)
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
     FlagRule("--vocab-size", needs=("--dry-run",), excludes=("DATA",), reason="a dataset already has a vocabulary"),

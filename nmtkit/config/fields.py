@@ -46,7 +46,7 @@ def option(
     the name of its value on the help page. `section` starts a new heading on the help page. A `repeatable` flag adds
     one item to a tuple each time, and the item may contain commas. A field with choices has the type
     `Literal["a", "b"]`. The path of a `checkpoint` may be the folder of a run (`checkpoint_of` in files.py). `access`
-    says if a path is read, or is a file to write, so that a command checks the path before it loads anything.
+    says whether a command reads or writes the path. The command checks the path before it loads anything.
 
     `finetuning` is for fields of architectures. It says if --finetune-from accepts a value that differs from the
     checkpoint. "free": the field does not change the output of a trained model, or only through the shapes of its
@@ -81,7 +81,7 @@ def check_limits(config: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            # a comparison with NaN is always false
+            # NaN is outside all limits, because a comparison with NaN is always false
             unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]
             if unmet:
                 named = [name for name in LIMITS if field.metadata.get(name) is not None or name in unmet]
@@ -91,7 +91,7 @@ def check_limits(config: Any) -> None:
 
 @functools.lru_cache(256)  # every call of `Model.translate` makes configs
 def _limits(cls: Any) -> list[tuple[dataclasses.Field[Any], dict[str, float]]]:
-    """Returns the limits of each field of a config class. A side without a declared limit has `LARGEST`."""
+    """Returns the limits of each field of a config class. Undeclared limits are -`LARGEST` and `LARGEST`."""
     result = []
     for field in dataclasses.fields(cls):
         declared = {name: bound for name in LIMITS if (bound := field.metadata.get(name)) is not None}
@@ -122,7 +122,7 @@ def _field_types(cls: Any) -> Mapping[str, Any]:
 
 
 def check_no_collisions(configs: Mapping[str, Any]) -> None:
-    """Raises ValueError if two configs declare the same field and so the same flag. `configs` has configs by title."""
+    """Raises ValueError if two configs declare the same field. The message names the titles, the keys of `configs`."""
     owner: dict[str, str] = {}  # field -> title
     for title, config in configs.items():
         for field in dataclasses.fields(config):
@@ -162,7 +162,7 @@ def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collect
 
 
 def changed_flags(config: Any) -> set[str]:
-    """Returns the flags of the fields that differ from their default."""
+    """Returns the flags of the fields that differ from their default. Leaves out fields that are not flags."""
     fields = dataclasses.fields(config)
     flags = (field for field in fields if field.metadata.get("is_flag", True))
     return {flag_of(field) for field in flags if getattr(config, field.name) != field.default}

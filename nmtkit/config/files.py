@@ -5,12 +5,14 @@ import errno
 import hashlib
 import importlib
 import io
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -93,7 +95,10 @@ def checkpoint_of(path: Path | None) -> Path | None:
 
 
 def tidy(path: Path) -> Path:
-    """Returns a path without `..`, such as `data` for `runs/../data`, unless symbolic links give it another meaning."""
+    """Returns a path without `..`, such as `data` for `runs/../data`.
+
+    If symbolic links make the shorter path a different file, returns `path`.
+    """
     short = Path(os.path.normpath(path))
     return short if os.path.realpath(short) == os.path.realpath(path) else path
 
@@ -111,7 +116,7 @@ def located_in(folder: Path, text: str) -> str:
 
 
 def portable_name(path: Path) -> str:
-    """Returns the text of a path for configs and checkpoints. A cached model of the Hub is hf:ORG/NAME@COMMIT."""
+    """Returns the text of a path for configs and checkpoints. A cached model of the Hub becomes hf:ORG/NAME@COMMIT."""
     try:
         parts = Path(os.path.realpath(path)).relative_to(os.path.realpath(user_cache() / MODEL_FOLDER)).parts
     except ValueError:
@@ -134,6 +139,22 @@ def listed_lines(path: Path, kind: str) -> dict[int, str]:
     if not listed:
         raise ValueError(f"{path} lists no {kind}; write one per line")
     return listed
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the JSON value of a text. Raises ValueError also for bytes that are not UTF-8, and for deep nesting."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the tables of a TOML file. Raises OSError, or ValueError with a message that lacks the path."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
 
 
 @contextmanager
@@ -197,7 +218,7 @@ def check_readable(path: Path, name: str, several: bool | None = None) -> None:
 
     If `several` is true, the user may repeat the flag. For a list such as `a.pt:b.pt` or `a.pt,b.pt`, the message then
     says to repeat the flag for each path. If `several` is false, the message asks for a single path. Does nothing if
-    `path` is a name of the Hugging Face Hub, because that check needs the network.
+    `path` is a name of the Hugging Face Hub, because checking such a name needs the network.
     """
     if is_hub_name(path.as_posix()):
         return
@@ -227,7 +248,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | No
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """Yields a new folder beside `destination` to fill. At the end of the block, the folder becomes `destination`.
+    """Yields a new, empty folder beside `destination`. At the end of the block, the folder becomes `destination`.
 
     If the block raises an error, the folder is removed. Raises ValueError if `destination` exists and is not an empty
     folder, and OSError if the disk is full.

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import NoReturn
 
 # Old path -> new path, both without "nmtkit.". An entry also moves all modules below the old path, except modules that
-# have another entry.
+# have a separate entry.
 MOVED = {
     "api.dual_cross_entropy": "cleaning.dual_cross_entropy",
     "architectures": "models.architectures",

@@ -20,7 +20,7 @@ log = logging.getLogger("nmtkit")
 PACKAGE = str(Path(__file__).parents[1]) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
-_roots: list[str] = []  # files of plug-ins, or for packages, their folders with a final slash
+_roots: list[str] = []  # files of plug-ins; folders, with a final slash, of plug-ins that are packages
 _names: list[str] = []  # names that `load_plugin` has loaded
 _digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
 
@@ -40,7 +40,7 @@ def load_plugins(names: Sequence[str]) -> None:
 
 @cache
 def _installed() -> importlib.metadata.EntryPoints:
-    """Returns the plug-ins of installed packages. The search reads a file of every installed package."""
+    """Returns the plug-ins of installed packages. Cached, because the search reads a file of each installed package."""
     return importlib.metadata.entry_points(group="nmtkit.plugins")
 
 
@@ -133,10 +133,15 @@ def plugins_for(entry: RegistryEntry[Any], plugins: Sequence[str]) -> list[str]:
 def source_digests(names: Sequence[str]) -> dict[str, str]:
     """Returns a digest of the source of each loaded plug-in, by name. The name of a file does not contain its folder.
 
-    The digest describes the source at the time of the import. If the plug-in is a package, the digest covers all .py
-    files of the package. The digest does not cover other modules that the plug-in imports.
+    If several files have the same name, their digests are one text. A digest describes the source at the time of the
+    import. If the plug-in is a package, the digest covers all .py files of the package. The digest does not cover other
+    modules that the plug-in imports.
     """
-    digests = {Path(name).name if name.endswith(".py") else name: _digests[plugin_module(name)] for name in names}
+    sources: dict[str, set[str]] = {}
+    for name in names:
+        title = Path(name).name if name.endswith(".py") else name
+        sources.setdefault(title, set()).add(_digests[plugin_module(name)])
+    digests = {title: " ".join(sorted(found)) for title, found in sources.items()}
     installed = {entry_point.module for entry_point in _installed()}
     return digests | {name: _source_digest(name) for name in sorted(installed) if name in sys.modules}
 
@@ -182,7 +187,7 @@ def plugin_message(error: BaseException) -> str | None:
     has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
     if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
         return None  # a mistake of the user; the message of the error already explains the mistake
-    # the user's other modules, which the plug-in called
+    # frames in the user's other modules, which the plug-in called
     inner = [frame for frame in below if not has_own_frames and not frame.filename.startswith(("<", *INSTALLED))]
     return _described(error, [frames[plugin_frames[-1]], *inner])
 
@@ -190,7 +195,7 @@ def plugin_message(error: BaseException) -> str | None:
 def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
     """Returns a text with the error (`AttributeError: …`), the frames, and the flag that shows the whole traceback."""
     lines = traceback.format_exception_only(error)
-    # the lines of a syntax error end with its message; any other error may have several lines of message
+    # the last line of a syntax error is its message; for any other error, all lines are the message
     before, message = (lines[:-1], lines[-1]) if isinstance(error, SyntaxError) else ([], "".join(lines))
     shown = "".join([*traceback.format_list(frames), *before])
     return f"in a plug-in: {message.rstrip()}\n{shown}For the whole traceback, add --debug"

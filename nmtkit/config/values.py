@@ -151,7 +151,7 @@ def setting_text(value: Any) -> str:
 
 
 def flag_words(name: str, value: Any) -> list[str]:
-    """Returns the flag that gives the setting `name` this value, as words: `--no-compile`, or `--max-update` `100`."""
+    """Returns command-line words that set the setting `name` to `value`: `--no-compile`, or `--max-update` `100`."""
     flag = flag_name(name)
     return [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, setting_text(value)]
 

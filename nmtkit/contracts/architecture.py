@@ -201,7 +201,7 @@ def attention_weights_are_distributions_or_refused(subject: Subject[Architecture
     for kind, layers in kinds.items():
         queries = source.layout if kind == "encoder" else target.layout
         for weights in layers:
-            message = f"attention weights {kind!r} [B, H, L, M] do not sum to 1 over M: they are off by up to {{:.2g}}"
+            message = f"attention weights {kind!r} [B, H, L, M]: sums over M (the keys) differ from 1 by up to {{:.2g}}"
             _require_close(weights.sum(-1)[:, 0], queries.mask.float(), message, 1e-4)
 
 
@@ -260,7 +260,7 @@ def static_steps_equal_steps(subject: Subject[Architecture]) -> None:
         static.insert(torch.arange(slots), memory)
         position = torch.zeros(slots, dtype=torch.int64)
         for count in range(8):
-            if count == 4:  # a new sentence replaces the sentence in the second slot
+            if count == 4:  # a new sentence replaces the second sentence
                 memory = model.encode(sources(subject, 3, seed=8))
                 for search in (static, state):
                     search.insert(torch.tensor([1]), memory)

@@ -30,8 +30,9 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
 
 SHORT: dict[str, Any] = {"beam": 3, "lenpen": 0.0, "max_len_a": 0.5, "max_len_b": 5}
-# Options that override SHORT, or the defaults for sampling. For each entry, an engine must find the same hypotheses as
-# PyTorch. An engine without `falls_back` may refuse all entries except the first two, which other checks use.
+# Each entry overrides options of SHORT; for sampling, all other options have their defaults. With each entry, an engine
+# must find the same hypotheses as PyTorch. An engine without `falls_back` may refuse all entries except the first two
+# entries: other checks use these entries.
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"beam": 1}, {}, {"beam": 1, "lenpen": 1.0}, {"lenpen": 1.0}, {"lenpen": -0.5}, {"nbest": 3}, {"min_len": 4},
     {"max_len_a": 0.0, "max_len_b": 2}, {"max_len_b": 0, "min_len": 2}, {"no_repeat_ngram": 2}, {"unkpen": 0.5},

@@ -72,7 +72,7 @@ def quiet() -> Iterator[None]:
 def dataset(tokenizer: Tokenizer | None = None, *, target_lang: str = "yy") -> Dataset:
     """Returns the tiny dataset, segmented with `tokenizer`, or by default with a tokenizer of 320 pieces.
 
-    The source language is xx. The target language xx makes a dataset of monolingual pairs.
+    The source language is xx. With the target language xx, both sides of each pair are the same line (monolingual).
     """
     key = ("" if tokenizer is None else tokenizer.fingerprint, target_lang)
     if key not in _datasets:

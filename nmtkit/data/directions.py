@@ -7,12 +7,12 @@ from typing import Literal
 from nmtkit.config import suggestion
 
 LanguageTokens = Literal["both", "target-on-source"]
-MAX_DIRECTIONS = 65_535  # the direction of a row is stored in 16 bits; the largest number means no direction
+MAX_DIRECTIONS = 65_535  # the direction of a pair is stored in 16 bits; the largest number means no direction
 
 
 @dataclass(frozen=True, order=True)
 class Direction:
-    """A source and a target language. Both are equal for monolingual text, which a model learns to reconstruct."""
+    """A source and a target language. They are equal for monolingual text, which a model learns to reconstruct."""
 
     source: str
     target: str
@@ -60,10 +60,11 @@ def named_weights(items: Sequence[str], directions: Sequence[Direction], setting
 
 
 def epoch_weights(rows: Sequence[int], temperature: float | None, weights: dict[int, float]) -> list[float]:
-    """Returns the mean number of times that an epoch contains each row, by direction. Direction i has rows[i] rows.
+    """Returns the weight of each direction: the mean number of times that an epoch contains each of its pairs.
 
-    With a temperature, the share of direction i is proportional to weights[i] * rows[i]^(1 / temperature), and an epoch
-    has sum(rows) rows. Without a temperature, the result has the given weights. A missing weight is 1.
+    Direction i has rows[i] pairs. With a temperature, the share of direction i in an epoch is proportional to
+    weights[i] * rows[i]^(1 / temperature), and an epoch has sum(rows) pairs. Without a temperature, the result has the
+    given weights. A missing weight is 1.
 
     Source: Arivazhagan et al. 2019, section 4.2.
     """

@@ -1,7 +1,7 @@
 """Packed sentences: sentences concatenated along one token axis, without padding.
 
-A layout holds the number of tokens of each sentence. The values are token ids [T] or features [T, D]. Only layers that
-need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat token axis.
+A layout holds the number of tokens of each sentence. The values of all T tokens are ids [T] or features [T, D]. Only
+layers that need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat token axis.
 """
 
 from collections.abc import Callable, Hashable

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nmtkit.config.files import parse_json
 from nmtkit.demo import SHOWS_COMMANDS
 from nmtkit.scoring.metrics import score
 
@@ -135,7 +136,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
 def finished(folder: Path) -> dict[str, float] | None:
     """Returns the recorded seconds of a finished demo, or None if a file of the demo is missing or incomplete."""
     try:
-        seconds = json.loads((folder / RECORD).read_text())
+        seconds = parse_json((folder / RECORD).read_text())
         lengths = {len(lines_of(folder / name)) for name in ("test.de", "data/test.en", "data/test.de")}
         return {name: float(seconds[name]) for name in ("training", "total")} if len(lengths) == 1 else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -163,8 +163,8 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
 def best_scores(valid: Iterable[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]) -> dict[str, ValidationScore]:
     """Returns the best score of each metric with its update. Among equal scores, the first is returned.
 
-    If a resume has changed the conditions of a score (`conditions_of`), only later scores count. `starts` are the
-    records of starts and resumes.
+    If a resume has changed settings on which a score depends (`conditions_of`), only later scores count. `starts` are
+    the records of starts and resumes.
     """
     parts = _lasting(starts)
     best: dict[str, ValidationScore] = {}
@@ -179,7 +179,7 @@ def best_scores(valid: Iterable[Mapping[str, Any]], starts: Sequence[Mapping[str
 
 
 def _changes_of_conditions(name: str, parts: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the updates after which a resume has changed the conditions of a score."""
+    """Returns the updates after which a resume has changed settings on which a score depends."""
     return [
         after["update"]
         for before, after in itertools.pairwise(parts)

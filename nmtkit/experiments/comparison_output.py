@@ -23,6 +23,7 @@ from nmtkit.training.run_log import numbers_of
 LEAST_NAME = 16  # minimum width of the column of run names
 CHANGED = "earlier settings"  # heading of the settings that changed when a run was resumed
 FIGURES = (".pdf", ".svg", ".png")
+CURVE_FILES = (".csv", *FIGURES)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
-    """Returns a text table that fits the terminal. `settings` columns of settings follow the run name.
+    """Returns a text table that fits the terminal. The first `settings` columns after the name hold settings.
 
     Earlier settings of resumed runs are below the table. If the table is too wide, four steps make the table
     narrower until it fits. First, the columns nll and ppl are removed. Second, the settings move below the table, or
@@ -189,20 +190,26 @@ def panels(runs: Sequence[RunSummary]) -> Iterator[tuple[str, str, dict[str, lis
                 yield f"{title} ({'validation' if kind == 'valid' else 'training'})", title, drawn
 
 
-def write_curves(path: Path, runs: Sequence[RunSummary]) -> None:
-    """Writes the curves of `runs` in the format of the suffix: .csv, .pdf, .svg or .png.
+def check_figure(path: Path | None, flag: str, suffixes: Sequence[str] = FIGURES) -> None:
+    """Checks that a figure can be written to `path`, the value of `flag`. Commands call this check before their work.
 
-    Raises OSError, ValueError for any other suffix, and ImportError if a figure is requested without matplotlib.
+    Raises ValueError if the file has none of the `suffixes`, and ImportError if a figure needs matplotlib, but
+    matplotlib is missing.
     """
-    if path.suffix == ".csv":
-        content = curves_as_csv(runs)
-    elif path.suffix in FIGURES:
-        content = figure(runs, path.suffix[1:])
-    else:
-        raise ValueError(
-            f"--curves {path}: curves are written to .csv, {', '.join(FIGURES)}; give one of these suffixes"
-        )
-    write_atomically(path, content)
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        raise ValueError(f"{flag} {path}: give a file with one of these suffixes: {', '.join(suffixes)}")
+    if path.suffix in FIGURES:
+        load_pyplot()
+
+
+def write_curves(path: Path, runs: Sequence[RunSummary]) -> None:
+    """Writes the curves of `runs` in the format of the suffix, one of `CURVE_FILES` (see `check_figure`).
+
+    Raises OSError, and ValueError for a figure of runs without curves. A CSV table may be empty.
+    """
+    write_atomically(path, curves_as_csv(runs) if path.suffix == ".csv" else figure(runs, path.suffix[1:]))
 
 
 def curves_as_csv(runs: Sequence[RunSummary]) -> bytes:

@@ -39,7 +39,7 @@ class RowComparison:
     device: str  # "core" or "GPU", the unit of `device_minutes`
 
     def verdict(self, row: SweepRow, metric: int) -> str:
-        """Returns "higher" or "lower" for a difference larger than its spread, else a reason, such as "one seed".
+        """Returns "higher" or "lower" for a significant difference, else the reason, such as "one seed".
 
         A star marks differences that stay significant if p-values are corrected for the number of rows (Holm 1979).
         """

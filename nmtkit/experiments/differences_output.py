@@ -7,7 +7,7 @@ from typing import Any
 from nmtkit.config.files import write_atomically
 from nmtkit.config.tables import aligned
 from nmtkit.experiments import tables
-from nmtkit.experiments.comparison_output import FIGURES, figure_file, load_pyplot
+from nmtkit.experiments.comparison_output import figure_file, load_pyplot
 from nmtkit.experiments.differences import LEVEL, RowComparison, SweepRow
 from nmtkit.scoring.seeds import SeedScores
 
@@ -163,18 +163,16 @@ def unrounded(compared: RowComparison) -> list[list[str]]:
 def write_figure(path: Path, compared: RowComparison) -> None:
     """Writes a figure of the score differences between the rows of a sweep and the base row, with intervals.
 
-    The suffix of `path` chooses the file format. Raises ValueError for an unknown suffix, ImportError without
-    matplotlib, and OSError if the file cannot be written.
+    The suffix of `path` chooses the file format (see `check_figure`). Raises OSError if the file
+    cannot be written, and ValueError if there is no row to compare with the base row.
     """
-    if path.suffix not in FIGURES:
-        raise ValueError(f"--plot {path}: figures are written to {', '.join(FIGURES)}; give one of these suffixes")
     write_atomically(path, figure(compared, path.suffix[1:]))
 
 
 def figure(compared: RowComparison, format: str) -> bytes:
     """Returns a figure with a panel for each metric. The background is transparent, for light and dark pages.
 
-    A filled mark is a difference that is larger than its spread.
+    A filled mark is a significant difference.
     """
     pyplot = load_pyplot()
     base, *others = compared.rows

@@ -40,7 +40,7 @@ from nmtkit.translation.search.options import SearchOptions
 Section = dict[str, Any]
 
 COMPONENTS = ("criterion", "optimizer", "lr-scheduler")  # tables of a run that are sections of the description
-AVERAGED = 5  # largest number of checkpoints that the next command averages if a run keeps all
+AVERAGED = 5  # maximum of `average-checkpoints --last` in the suggested command for a run without --keep-last
 SHOWN_LANGUAGES = 6  # languages or directions that the summary names
 
 
@@ -142,7 +142,7 @@ def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Toke
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, float)}
     if contents.get("averaged"):
         summary["average of"] = (
-            f"{quantity(len(contents['averaged']), 'checkpoints')}, to update {contents['update']:,}"
+            f"{quantity(len(contents['averaged']), 'checkpoints')}, the last at update {contents['update']:,}"
         )
     else:
         summary["update"] = f"{contents['update']:,}"
@@ -193,7 +193,7 @@ def engine_on_cpu(contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, pa
         return f"torch ({error})"
     decoder = Decoder(LoadedModels([model.eval()], tokenizer, "cpu", 1, [path]))
     name = decoder.choice(SearchOptions())
-    return name if decoder.engine.is_ready() else f"{name}, when nmtkit precompile has compiled the search"
+    return name if decoder.engine.is_ready() else f"{name}, after nmtkit precompile"
 
 
 def parameters(model: Mapping[str, Any]) -> Section:

@@ -48,10 +48,10 @@ class TrialMonitor:
 
 
 class OptunaStudy:
-    """An Optuna study of the `[sweep.random]` of a sweep.
+    """An Optuna study of the settings in the table [sweep.random] of a sweep file.
 
     Raises ImportError without Optuna. Raises ValueError if the sweep has mistakes or varies settings outside
-    `[sweep.random]`.
+    this table.
     """
 
     def __init__(self, sweep: Sweep) -> None:

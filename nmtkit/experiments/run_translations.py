@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import setting_text
-from nmtkit.config.files import checkpoint_of, sha256_of, write_atomically
+from nmtkit.config.files import checkpoint_of, parse_json, sha256_of, write_atomically
 from nmtkit.experiments.comparison import RunSummary
 from nmtkit.scoring import metrics
 from nmtkit.scoring.report import plain
@@ -72,7 +72,8 @@ def write_record(run: RunSummary, data: Path, settings: Mapping[str, Any], flop:
 def read(run: RunSummary) -> RunTranslations | None:
     """Returns the translations of a finished run, or None if the run has no translations of its last model.
 
-    Raises OSError or ValueError for a dataset that is missing or has several directions.
+    Raises OSError or ValueError for a dataset that is missing or has several directions (language pairs), and for a
+    wrong number of translations.
     """
     folder = Path(run.name)
     record = _record(folder)
@@ -121,7 +122,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
     """Returns the record in the folder of a run, or None if the translations are missing or incomplete."""
     if not (folder / RECORD).is_file() or not (folder / TRANSLATIONS).is_file():
         return None
-    record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    record: dict[str, Any] = parse_json((folder / RECORD).read_text(encoding="utf-8"))
     return record
 
 

@@ -6,13 +6,13 @@ import itertools
 import math
 import random
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import field_types, flag_words, setting_text, split_settings, suggestion
+from nmtkit.config import LARGEST, field_types, flag_words, setting_text, split_settings, suggestion
+from nmtkit.config.files import read_toml
 from nmtkit.config.paths import in_folder
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
@@ -69,9 +69,9 @@ class Sweep:
 
     `flop` is the number of floating-point operations of each run, which determines its updates (`estimate`).
     With `generate`, each finished run translates a subset with these flags of `nmtkit generate`. The model is the
-    average of the last `average` checkpoints, or the best checkpoint. All rows are compared with the row `base`.
-    `space` holds the settings whose values are drawn at random. `draws` is the number of random combinations, and
-    `seed` is the seed of the random generator.
+    average of the last `average` checkpoints, or the best checkpoint. A row has the runs that differ only in the seed.
+    All rows are compared with the row `base`. `space` holds the settings whose values are drawn at random. `draws` is
+    the number of random combinations, and `seed` is the seed of the random generator.
     """
 
     file: Path
@@ -98,7 +98,7 @@ class Sweep:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def runs(self) -> list[SweepRun]:
-        """Returns every combination of a named run, a row of the zip, a point of the grid, a random draw and a seed.
+        """Returns every combination of an item of `named`, `zipped`, the grid, the random draws and the seeds.
 
         Raises ValueError if two combinations are equal or get the same name.
         """
@@ -265,13 +265,13 @@ def read(file: Path) -> Sweep:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        tables = read_toml(file)
         sweep = _sweep(file, tables.get("sweep"))
         _check_clashes(sweep)
         lengths = {name.replace("-", "_") for name in tables.get("run", {})} & LENGTHS
         if sweep.flop is not None and lengths:
             raise ValueError(f"flop of [sweep] sets the number of updates; leave out {min(lengths)} of [run]")
-    except ValueError as error:  # includes TOMLDecodeError and UnicodeDecodeError
+    except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return sweep
 
@@ -404,8 +404,9 @@ def _values(value: Any, title: str) -> Range | list[Any]:
         raise ValueError(f"{title} is {value!r}; give a list, or {{ min = X, max = X }}, perhaps with log = true")
     low, high = numbers
     log = value.get("log", False)
-    if not low < high or (log and low <= 0):
-        raise ValueError(f"{title}: min must be below max{', and above 0 with log' if log else ''}")
+    if not -LARGEST <= low < high <= LARGEST or (log and low <= 0):
+        positive = ", and above 0 with log" if log else ""
+        raise ValueError(f"{title}: min must be below max{positive}, and both from {-LARGEST:,} to {LARGEST:,}")
     return Range(low=low, high=high, log=log)
 
 

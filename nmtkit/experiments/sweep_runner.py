@@ -20,7 +20,7 @@ from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments import comparison, run_translations
 from nmtkit.experiments.comparison import RunSummary
 from nmtkit.experiments.sweep import Sweep, SweepRun
-from nmtkit.jobs.processes import STOP_SIGNALS
+from nmtkit.jobs.processes import STOP_SIGNALS, restore_handlers
 from nmtkit.training.config import JobConfig, flat_settings
 from nmtkit.training.plan import resolve
 from nmtkit.training.resume import EXPECTED_CHANGES, Change, changes, table
@@ -69,7 +69,7 @@ class Runner:
         handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         try:
             self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
-            if self.received:  # while the process was starting
+            if self.received:  # a signal came while the process was starting
                 self._receive(self.received)
             assert self.process.stderr is not None
             reader = threading.Thread(target=self._copy, args=(self.process.stderr,), daemon=True)
@@ -87,8 +87,7 @@ class Runner:
             if self.process and self.process.poll() is None:  # `watch` has raised an error
                 self.process.terminate()
             self.process = None
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            restore_handlers(handlers)
         return code if code >= 0 else 128 - code
 
     def _copy(self, lines: IO[str]) -> None:
@@ -101,11 +100,15 @@ class Runner:
 
 
 class SweepTrainer:
-    """Trains the runs of a sweep, each with a child process `nmtkit train`. `flags` are added to each command."""
+    """Trains the runs of a sweep, each with a child process `nmtkit train`. `flags` are added to each command.
 
-    def __init__(self, sweep: Sweep, flags: Sequence[str]) -> None:
+    Commands in the log begin with `program`, the words with which the user started nmtkit.
+    """
+
+    def __init__(self, sweep: Sweep, flags: Sequence[str], program: Sequence[str]) -> None:
         self.sweep = sweep
         self.flags = flags
+        self.program = program
         self.runner = Runner()
 
     def train_all(self, runs: Sequence[SweepRun]) -> dict[str, str]:
@@ -117,7 +120,7 @@ class SweepTrainer:
                 log.info("%s: already finished", title)
                 reason = self.translate(run)
             else:
-                log.info("%s: %s", title, shlex.join(self.sweep.command(run, self.flags)))
+                log.info("%s: %s", title, self._as_typed(self.sweep.command(run, self.flags)))
                 reason = self.train(run)
             if reason:
                 failed[run.name] = reason
@@ -157,12 +160,15 @@ class SweepTrainer:
             return None
         run_translations.discard(job.run.save_dir)
         for command in commands:
-            log.info("%s", shlex.join(command))
+            log.info("%s", self._as_typed(command))
             if reason := self._run(command):
                 return reason
         assert job.data is not None
         run_translations.write_record(summary, job.data, settings, self._flop(run, summary.update))
         return None
+
+    def _as_typed(self, command: Sequence[str]) -> str:
+        return shlex.join([*self.program, *command[1:]])
 
     def _run(self, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> str | None:
         """Runs a command. Returns the reason of a failure, else None. Raises SweepStoppedError after a signal."""
@@ -222,8 +228,8 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     """Returns the settings of a job that differ from the settings of its finished run, which `summary` describes.
 
     The log of a run has resolved settings: without a valid set, validation is off, and the batch size depends on the
-    number of processes. So the job is resolved in the same way before the comparison. It is resolved for a GPU, which
-    this machine may lack; no compared setting depends on the device.
+    number of processes. So the job is resolved in the same way before the comparison. The job is resolved for a GPU,
+    even if this machine has no GPU: no compared setting depends on the device.
 
     A setting that names files, such as --finetune-from or --teacher, also counts as changed if the contents of the
     files have changed.

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmtkit.jobs.processes import STOP_SIGNALS
+from nmtkit.jobs.processes import STOP_SIGNALS, restore_handlers
 
 GRACE_SECONDS = 5.0  # time for other processes to print their errors and end, after one process has failed
 POLL_SECONDS = 0.1  # time between two checks whether a process has ended
@@ -278,9 +278,9 @@ class RefuseSharded(TorchDispatchMode):
 class Watchdog:
     """A thread on every rank that ends the process if another rank has failed or hangs, or if the launcher has ended.
 
-    Each rank publishes messages with its progress. A rank hangs if, for `timeout` seconds, no other rank has had less
-    progress and the message of the rank has not changed. Rank 0 then prints an error. Ranks with more progress do not
-    hang, because they wait for this rank. A rank in a collective has more progress than a rank before the collective.
+    Each rank publishes messages with its progress. A rank hangs if, for `timeout` seconds, its message has not changed
+    and no other rank has had less progress. Rank 0 then prints an error. Ranks with more progress do not hang: they
+    wait for the rank that hangs. A rank in a collective has more progress than a rank before the collective.
     """
 
     INTERVAL = 0.5  # seconds between two checks
@@ -404,8 +404,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             child.kill()
             child.wait()
         reservation.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore_handlers(before)
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:

@@ -1,4 +1,4 @@
-"""Locks of files, and the lock of the folder of a run, which tells other processes which process writes to it."""
+"""Locks on files, and the lock on the folder of a run. A file in the folder names the process that holds the lock."""
 
 import contextlib
 import json
@@ -15,12 +15,14 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from nmtkit.config.files import parse_json
+
 log = logging.getLogger("nmtkit")
 
 NAME = ".lock"
 TOUCH_SECONDS = 10.0  # time between two updates of the file by the process with the lock
 WATCHED_SECONDS = 30.0  # a process on another machine counts as dead if it has not updated the file for this time
-TRIES = 10  # number of attempts within one second, because `holder_of` may hold the lock for a moment
+TRIES = 10  # attempts to lock within one second; the first may fail, because `holder_of` locks the file for a moment
 
 
 def lock(file: IO[Any] | int, *, shared: bool = False, wait: bool = False) -> bool:
@@ -84,7 +86,9 @@ class FolderLock:
                     return True
                 time.sleep(1 / TRIES)
         except OSError as error:
-            log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.folder, error.strerror)
+            log.warning(
+                "%s cannot be locked (%s): make sure that no other run uses the folder", self.folder, error.strerror
+            )
             return True
         return False
 
@@ -125,7 +129,7 @@ def _touch(path: Path, released: threading.Event) -> None:
 def read_holder(path: Path) -> dict[str, Any] | None:
     """Returns "process", "host" and "since" of the last process with the lock, or None if the lock was released."""
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return holder if isinstance(holder, dict) and {"process", "host", "since"} <= holder.keys() else None

@@ -1,9 +1,9 @@
-"""The machine code of the compiled engine: the folder that keeps it, and the process that compiles it.
+"""The machine code of the engine `numba`: the folder that keeps the code, and the process that compiles the code.
 
 Compilation takes about ten seconds of one core, once per machine. The code lies in a folder whose name depends on the
-sources, the processor and the versions of Python and Numba. A file in the folder lists the digests of all other files;
-without this file, or with other digests, the code counts as not compiled. So a process that was killed, a full disk and
-a copy of a folder to a different processor do no harm.
+sources, the processor and the versions of Python and Numba. A file in the folder lists the digests of all other files.
+If this file is missing or a digest differs, the code counts as not compiled. So a killed process, a full disk, or a
+folder that was copied to a machine with a different processor does no harm.
 
 This module imports neither torch nor numba.
 """
@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nmtkit
-from nmtkit.config.files import cache_folder, user_cache, write_atomically
+from nmtkit.config.files import cache_folder, parse_json, user_cache, write_atomically
 from nmtkit.jobs.folder_lock import lock
 
 COMPLETE = "complete.json"  # digest of each file of a complete folder
 COMPILED_MODULES = "nmtkit.translation.engines.compiled_code"  # all compiled modules import this module
-NOTICE_SECONDS = 3.0  # the log explains a longer wait for compiled code
+NOTICE_SECONDS = 3.0  # if a process waits longer than this for compiled code, the log explains the wait
 LOWEST_PRIORITY = 19
 
 log = logging.getLogger("nmtkit")
@@ -78,14 +78,14 @@ def is_ready() -> bool:
 
 def is_complete(folder: Path) -> bool:
     try:
-        digests = json.loads((folder / COMPLETE).read_bytes())
+        digests = parse_json((folder / COMPLETE).read_bytes())
         return bool(digests) and digests == digests_of(folder)
     except (OSError, ValueError):
         return False
 
 
 def is_closed() -> bool:
-    """Returns whether the folder has a list of its files, so that a further file would make the list wrong."""
+    """Returns whether the folder has a list of its files. No file must be added after the list is written."""
     return (folder() / COMPLETE).exists()
 
 
@@ -125,7 +125,9 @@ def ensure(compile_all: Callable[[], None]) -> None:
     """
     if is_complete(folder()):
         return
-    notice = threading.Timer(NOTICE_SECONDS, log.info, ("compiling the search for this processor, once per machine",))
+    notice = threading.Timer(
+        NOTICE_SECONDS, log.info, ("compiling the beam search for this processor; this happens once per machine",)
+    )
     notice.daemon = True
     notice.start()
     try:
@@ -143,9 +145,10 @@ def ensure(compile_all: Callable[[], None]) -> None:
 
 
 class Compilation:
-    """The compilation of the machine code in a separate process with the lowest priority.
+    """The compilation of the machine code in a child process with the lowest priority.
 
-    The process outlives this process, so that its work is not lost. It is started at most once.
+    The child process continues after this process has ended, so that its work is not lost. An object of this class
+    starts at most one child process.
     """
 
     def __init__(self) -> None:
@@ -161,7 +164,7 @@ class Compilation:
             with compiling(wait=False) as locked:
                 if not locked:
                     return
-            log.info("compiling the search for this processor in the background, once per machine")
+            log.info("compiling the beam search for this processor in the background; this happens once per machine")
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "nmtkit", "precompile", "--quiet"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -178,7 +181,7 @@ class Compilation:
             failed = self.process is not None and (self.process.poll() or 0) > 0  # negative: killed
             if failed and not self.ready and not self.told:
                 self.told = True
-                log.warning("the search could not be compiled; nmtkit precompile shows the reason")
+                log.warning("the compilation of the beam search failed; nmtkit precompile shows the reason")
         return self.ready
 
 

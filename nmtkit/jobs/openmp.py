@@ -52,7 +52,8 @@ def watch_load(team: "IdleThreads") -> None:
         before = now
         threads = torch.get_num_threads()
         if threads > 1 and load > len(cores) - threads + TOLERATED_LOAD:
-            team.start(len(cores) - threads + 2)  # together with `threads`, one thread more than there are cores
+            # libgomp does not count the first thread of this team, so it counts one thread more than there are cores
+            team.start(len(cores) - threads + 2)
         else:
             team.stop()
 

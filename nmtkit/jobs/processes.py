@@ -16,7 +16,7 @@ import selectors
 import signal
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,23 @@ from nmtkit.jobs.scheduler import RemoteWorker, execute_tasks
 # the signals that ask a process to stop; schedulers of clusters send SIGUSR1, which Windows does not have
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 LENGTH = struct.Struct("!Q")  # number of bytes of a message, sent before the message
+WORKER = "worker process"  # begins the names of worker processes
 CHUNK = 1 << 18  # maximum bytes of one call of `send` or `recv`
+
+
+def is_first() -> bool:
+    """Returns False in all worker processes but the first, so that only one process logs a message."""
+    name = multiprocessing.current_process().name
+    return name == f"{WORKER} 1" or not name.startswith(WORKER)
+
+
+def restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Installs the signal handlers that calls of `signal.signal` have returned.
+
+    Python cannot install a handler that a program in C has installed (None). The default handler takes its place.
+    """
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class SocketChannel:
@@ -100,19 +116,20 @@ class Processes:
         forks = hasattr(os, "fork")
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         for number in range(1, count + 1):
+            name = f"{WORKER} {number}"
             ours, theirs = socket.socketpair()
             if forks:
-                # A forked worker has copies of our ends, which would keep connections open after the end of this
-                # process.
+                # A forked worker closes its copies of the parent's ends, which would keep the connections open after
+                # the parent has ended.
                 copies = [ours, *(worker.channel.connection for worker in self.workers)]
-                process = context.Process(target=_run, args=(theirs, factory, copies), daemon=True)
+                process = context.Process(target=_run, name=name, args=(theirs, factory, copies), daemon=True)
             else:
                 arguments = theirs, pickle.dumps(factory), loaded_plugins()
-                process = context.Process(target=_run_spawned, args=arguments, daemon=True)
+                process = context.Process(target=_run_spawned, name=name, args=arguments, daemon=True)
             process.start()
             theirs.close()
             channel = SocketChannel(ours, buffers=True)
-            self.workers.append(WorkerProcess(f"worker process {number}", channel, process=process))
+            self.workers.append(WorkerProcess(name, channel, process=process))
 
     def wait(self, seconds: float) -> None:
         """Waits for a message, at most `seconds`. Meanwhile sends the bytes that `SocketChannel.send` has kept."""
@@ -143,7 +160,7 @@ def _run(connection: socket.socket, factory: Callable[[], Any], copies: Sequence
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replaces the handler of the parent
     for copy in copies:
         copy.close()
-    gc.freeze()  # a collection would write to all shared objects, and so copy their memory
+    gc.freeze()  # garbage collection would write to all objects, and so copy the memory that is shared with the parent
     execute_tasks(SocketChannel(connection, buffers=False), factory())
 
 

@@ -1,7 +1,7 @@
-"""The ranks of torchrun as workers of rank 0: messages through a store of torch, because ranks span machines.
+"""Uses the ranks of torchrun as workers of rank 0.
 
-The processes of a run trust each other: torch's collectives of objects exchange pickles, too. The watchdog of
-`distributed.py` ends all ranks if one rank fails or hangs.
+Ranks may run on several machines, so they exchange messages through a store of torch. The messages are pickles, because
+the processes of a run trust each other. The watchdog of `distributed.py` ends all ranks if one rank fails or hangs.
 """
 
 import os
@@ -48,13 +48,13 @@ class StoreChannel:
 
 
 def poll(seconds: float) -> None:
-    """Sleeps for some milliseconds, and tells the watchdog that this process is alive."""
+    """Sleeps for `seconds`, but at most POLL seconds, and tells the watchdog that this process is alive."""
     distributed.heartbeat()
     time.sleep(min(POLL, seconds))
 
 
 class Ranks:
-    """Sends tasks from rank 0 to the ranks 1 to `count` through the store of torchrun, and receives the results."""
+    """Sends tasks from rank 0 to the ranks 1 to `count` through a store of torch, and receives the results."""
 
     def __init__(self, store: Any, count: int) -> None:
         self.workers = [

@@ -2,18 +2,19 @@
 
 A `Scheduler` knows the workers and their unfinished tasks. It offers work to the worker with the fewest tasks, and
 receives results. Messages pass through a `Channel`, which has two implementations: sockets of processes on this machine
-(`processes.py`), and the store of torchrun for ranks on any machine (`ranks.py`). `Workers` (`workers.py`) is the
+(`processes.py`), and a store of torch for ranks on any machine (`ranks.py`). `Workers` (`workers.py`) is the
 blocking loop of a command. `nmtkit serve` has the scheduler in its event loop, and chooses which lines come next.
 
-Tasks in: a task is a method of the worker's object with arguments, `(Encoder.encode, block, files)`. Tasks are taken
-from an iterable only when a worker needs them. The number of tasks under way is bounded, waiting results included.
-Results out: in the order of the tasks (`imap`), or as they arrive (`imap_unordered`, `share`).
-An exception of a task is raised by the scheduler's process, with the traceback of the worker as a note.
-A dead worker ends the work with ChildProcessError, which names the signal. `nmtkit serve` starts a new worker instead.
-A hanging worker is stopped after `timeout` seconds without an answer, and then counts as dead. Time counts only while
-the scheduler waits, so a suspended command continues.
-A full pipe: the scheduler never waits while it sends; it keeps the rest of a message and reads results meanwhile. A
-worker waits until the scheduler reads. So messages may have any size.
+- Tasks: each worker has one object, such as an `Encoder`. A task is a method of this object with its arguments, such as
+  `(Encoder.encode, block, files)`. A task is taken from an iterable only when a worker needs it. The number of tasks
+  whose results have not been yielded is bounded.
+- Results: yielded in the order of the tasks (`imap`), or as they arrive (`imap_unordered`, `share`).
+- Exceptions: raised in the scheduler's process, with the traceback of the worker as a note.
+- Dead workers: ChildProcessError, which names the signal, ends the work. `nmtkit serve` starts a new worker instead.
+- Hanging workers: a worker is stopped after `timeout` seconds without an answer, and then counts as dead. Time counts
+  only while the scheduler waits, so a command that was suspended continues.
+- Full pipes: the scheduler never waits while it sends; it keeps the rest of a message and reads results meanwhile. A
+  worker waits until the scheduler reads. So messages may have any size.
 """
 
 import pickle
@@ -40,7 +41,7 @@ class Channel(Protocol):
         """
 
     def close(self) -> None:
-        """Closes this end. The other end then raises EOFError."""
+        """Closes this end. `receive` of the other end then raises EOFError."""
 
 
 @dataclass(eq=False)
@@ -109,7 +110,7 @@ class Transport(Protocol):
     workers: list[Any]  # RemoteWorkers
 
     def stop(self, worker: Any, seconds: float) -> str:
-        """Ends a worker that does not end by itself within `seconds`. Returns the cause, such as SIGKILL."""
+        """Ends a worker, unless it ends by itself within `seconds`. Returns the cause of its end, such as "SIGKILL"."""
 
     def wait(self, seconds: float) -> None:
         """Waits until a message may have arrived, at most `seconds`."""

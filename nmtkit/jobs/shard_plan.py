@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nmtkit.config.files import atomic_write, sha256_of, write_atomically
+from nmtkit.config.files import atomic_write, parse_json, sha256_of, write_atomically
 from nmtkit.config.tables import settings_table
 from nmtkit.jobs import progress
 from nmtkit.jobs.folder_lock import lock
@@ -42,7 +42,7 @@ FileFacts = dict[str, Any]  # "bytes", "modified" (nanoseconds), "sha256"
 
 @dataclass(frozen=True)
 class Shard:
-    """A range of lines. `first` is the number of the first line, counted from 0.
+    """A range of lines. `first` is the index of the first line in the whole input, counted from 0.
 
     `starts` has the byte position of the first line in each text file.
     """
@@ -81,7 +81,7 @@ class Plan:
         """Returns the record of a finished shard, or None. Raises ValueError if the record is damaged."""
         path = self.record_file(shard)
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
+            record: dict[str, Any] = parse_json(path.read_bytes())
             return {name: record[name] for name in ("lines", "bytes", "sha256", "counts")}
         except FileNotFoundError:
             return None
@@ -129,7 +129,7 @@ class Plan:
         return sum((Counter(record["counts"], lines=record["lines"]) for record in records), Counter())
 
     def remove_temporary_files(self, abandoned: Sequence[Shard]) -> None:
-        """Removes the temporary files of killed processes that belong to finished or to `abandoned` shards."""
+        """Removes temporary files that killed processes have left for finished shards and for `abandoned` shards."""
         names = os.listdir(self.folder)
         removable = {shard.name for shard in abandoned} | {name[:-5] for name in names if name.endswith(".done")}
         for name in names:
@@ -261,7 +261,7 @@ def read_plan(folder: Path) -> Plan:
     if not path.is_file():
         raise ValueError(f"{folder} is not the --output-dir of a command: it has no {PLAN}")
     try:
-        table = json.loads(path.read_bytes())
+        table = parse_json(path.read_bytes())
         if table["nmtkit_plan"] != FORMAT:
             raise ValueError(f"its format is {table['nmtkit_plan']}, and this nmtkit reads format {FORMAT}")
         shards = tuple(
@@ -286,10 +286,10 @@ def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
 
 
 def check_regular(paths: Iterable[Path]) -> None:
-    """Raises ValueError if a path is a pipe or a device."""
+    """Raises ValueError if a path is a pipe, a device or a folder."""
     for path in paths:
         if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is not a regular file; --output-dir reads its input again to continue")
+            raise ValueError(f"{path} is not a regular file; a job with --output-dir may have to read its input again")
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:

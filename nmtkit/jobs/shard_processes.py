@@ -134,10 +134,10 @@ class RayCluster:
                         continue
                     attempts[shard.index] += 1
                     if attempts[shard.index] >= ATTEMPTS:
-                        raise ChildProcessError(f"{ATTEMPTS} actors died in {shard.name}: {error}") from None
+                        raise ChildProcessError(f"{ATTEMPTS} actors died while making {shard.name}: {error}") from None
                     log.warning("%s: its actor died; another actor takes the shard", shard.name)
                     waiting.appendleft(shard)
-                    actor = start()  # gets a shard only when it runs, because the cluster may have no room for it
+                    actor = start()  # gets a shard only after its start, because the cluster may be full
                     working[actor.folder_is_visible.remote()] = actor, None
                 else:
                     if shard is not None:

@@ -1,6 +1,7 @@
-"""Runs work of the host on separate threads, next to the thread that runs the model or launches GPU kernels."""
+"""Runs CPU work on separate threads, next to the thread that runs the model or launches GPU kernels."""
 
 import contextlib
+import logging
 import os
 import queue
 import sys
@@ -16,7 +17,7 @@ T = TypeVar("T")
 # steps.
 SWITCH_INTERVAL = 2e-4
 POLL = 0.1  # while the queue is full, seconds between two checks whether `close` was called
-MAX_CALLS = 64  # if more calls are unfinished, `results` waits
+MAX_CALLS = 64  # `results` waits while more calls than this number are unfinished
 
 
 def usable_cores() -> int:
@@ -33,6 +34,21 @@ def short_switch_interval() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def without_messages(logger: logging.Logger) -> Iterator[None]:
+    """Inside this context, `logger` drops the messages of this thread. The messages of other threads stay."""
+    thread = threading.get_ident()
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_kept)
 
 
 class Prefetched(Iterator[T]):
@@ -92,7 +108,10 @@ class OrderedCalls(Generic[T]):
         self.calls.append(self.pool.submit(function, *arguments))
 
     def results(self, wait: bool) -> Iterator[T]:
-        """Yields the results that are ready, or all results if `wait` is true. Raises the error of a failed call."""
+        """Yields the results that are ready, or all results if `wait` is true. Raises the error of a failed call.
+
+        Also waits while more than `MAX_CALLS` calls are unfinished.
+        """
         while self.calls and (wait or len(self.calls) > MAX_CALLS or self.calls[0].done()):
             yield self.calls.popleft().result()
 

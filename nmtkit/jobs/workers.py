@@ -16,7 +16,7 @@ CHECK_SECONDS = 1.0  # time between two checks for hanging workers
 
 
 class Workers:
-    """`count` workers with objects made by `factory`, as a context manager. A single worker is this process.
+    """A context manager with `count` workers. Each has an object made by `factory`. A single worker is this process.
 
     Create several workers before this process starts other threads. Without fork, `factory` must be picklable. A worker
     has up to `tasks_ahead` tasks at the same time; 1 distributes long tasks most evenly. A worker that sends no result
@@ -46,11 +46,11 @@ class Workers:
         self.transport.close()
 
     def send(self, worker: int, task: Task) -> None:
-        """Sends a task and drops its result. The next call that receives results raises an error of the task."""
+        """Sends a task and drops its result. If the task fails, the next call that receives results raises an error."""
         self.transport.workers[worker].channel.send((None, task))
 
     def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
-        """Yields the worker and the result of every task, in order. Takes tasks only when workers need them.
+        """Yields the worker's index and the result of every task, in order. Takes tasks only when workers need them.
 
         Raises the error of the earliest failed task. An error of `tasks` itself is raised after all earlier results.
         """
@@ -114,8 +114,9 @@ class Workers:
     ) -> Iterator[tuple[int, Any]]:
         """Yields the number and the result of every task as results arrive. This process executes tasks, too.
 
-        `executor` takes tasks when it has room for them, and yields the number of each of its tasks with the result. An
-        empty task is never sent to a worker, because it only asks for the results that are ready.
+        `executor` takes tasks when it has room for them. For each of its tasks, it yields the position of the task
+        among the tasks that it has taken, and the result. An empty task is never sent to a worker, because it only asks
+        for the results that are ready.
         """
         own: list[int] = []  # numbers of the tasks of this process
         finished = 0
@@ -153,8 +154,8 @@ class Workers:
     def _received(self, wait: bool) -> list[tuple[Any, Any, Any]]:
         """Returns the worker, the task and the result of each answer. With `wait`, waits for at least one answer.
 
-        Raises the error of a task of `send`. Raises ChildProcessError for a worker that has ended, and for a hanging
-        worker, which it stops.
+        Raises the error of a task of `send`. Stops a worker that hangs. Raises ChildProcessError if a worker hangs or
+        has ended.
         """
         while True:
             start = time.monotonic()

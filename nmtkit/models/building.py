@@ -1,7 +1,6 @@
 """Builds models from registered names and configs, and converts between models and checkpoints."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nmtkit.config import derive, to_dict
+from nmtkit.config.files import parse_json
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.dataset_files import MANIFEST
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.text.languages import subtags
+from nmtkit.text.languages import same_language
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -155,7 +155,7 @@ def languages_of(path: Path) -> tuple[str, str] | None:
     languages = run.get("languages") or contents.get("origin", {}).get("languages")
     if languages is None and "directions" not in run:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())
+            manifest = parse_json((Path(run["data"]) / MANIFEST).read_bytes())
             languages = manifest["source_lang"], manifest["target_lang"]
     return None if languages is None else (languages[0], languages[1])
 
@@ -164,14 +164,14 @@ def check_not_reversed(flag: str, path: Path, languages: tuple[str, str]) -> Non
     """Raises ValueError if a bilingual model translates in the opposite direction.
 
     `languages` are the source and the target language of the text to translate. `path` is the checkpoint of the model,
-    and `flag` is the flag that the user has written before this path. The message names both.
+    and `flag` is the flag that the user has written before this path. The message names the flag and the path.
     """
-    pair = languages_of(path)
-    own, wanted = ([subtags(code)[0] for code in each] for each in (pair or languages, languages))
-    if own != wanted and own == wanted[::-1]:
+    own = languages_of(path) or languages
+    straight, reverse = (all(map(same_language, own, wanted)) for wanted in (languages, languages[::-1]))
+    if reverse and not straight:
         raise ValueError(
-            f"{flag} {path} translates from {own[0]} into {own[1]}, but the text needs a model from {wanted[0]} into "
-            f"{wanted[1]}"
+            f"{flag} {path} translates from {own[0]} into {own[1]}, but the text needs a model from {languages[0]} "
+            f"into {languages[1]}"
         )
 
 

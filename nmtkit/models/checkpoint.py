@@ -30,7 +30,7 @@ def load(path: Path, mmap: bool = False) -> Checkpoint:
 
     Adapters are merged with their base, and weights in 8 bits become fp32. The base is the file that training used, or
     else a file with the same name in the folder of the checkpoint. Raises OSError or ValueError like
-    `checkpoint_file.read`, and also if there is no such file or if none of the files is the base.
+    `checkpoint_file.read`, and also if both files are missing or if neither file is the base.
     """
     contents = read(path, mmap)
     if mmap and ("scales" in contents or "adapters" in contents):
@@ -100,8 +100,8 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
             break
     else:
         raise ValueError(
-            f"{' and '.join(map(str, candidates))}: not the base of the adapters in {path}; copy two files into a "
-            f"new folder: the file that --finetune-from named, as {base.name}, and {path.name}, with any other name"
+            f"{path} holds adapters of a different base than {' and '.join(map(str, candidates))}; copy two files into "
+            f"a new folder: the file that --finetune-from named, as {base.name}, and {path.name}, with any other name"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

@@ -1,7 +1,7 @@
 """The cache of models of the Hugging Face Hub: a folder for each commit, with an imported checkpoint.
 
-`models/ORG--NAME/COMMIT-VERSION/model.pt` in the cache of nmtkit is the checkpoint of a commit, made by an importer of
-this version. `models/ORG--NAME/revisions.json` maps branches and tags to commits, for use without a network.
+`models/ORG--NAME/COMMIT-VERSION/model.pt` in the cache of nmtkit is the imported checkpoint of a commit. VERSION is the
+version of the importer. `models/ORG--NAME/revisions.json` maps branches and tags to commits, for use without a network.
 """
 
 import json
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmtkit.config.files import HUB_PREFIX, MODEL_FOLDER, cache_folder, user_cache, write_atomically
+from nmtkit.config.files import HUB_PREFIX, MODEL_FOLDER, cache_folder, parse_json, user_cache, write_atomically
 from nmtkit.data.checkpoint_file import FORMAT
 from nmtkit.jobs.folder_lock import lock
 
@@ -33,7 +33,7 @@ class CacheEntry:
     name: str
     path: Path
     size: int  # bytes
-    used: float  # time of the last use, or of the last change
+    used: float  # time of the last use of a model, or of the last change of another part, in seconds since 1970
     revisions: tuple[str, ...] = ()  # branches and tags that pointed to this commit when they were last looked up
     stale: bool = False  # made by another version of nmtkit, or never finished
 
@@ -97,14 +97,14 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def revisions_of(folder: Path) -> dict[str, str]:
     """Maps the branches and tags of a repository to their commits, as far as they were looked up."""
     try:
-        noted = json.loads((folder / REVISIONS).read_bytes())
+        noted = parse_json((folder / REVISIONS).read_bytes())
     except (OSError, ValueError):
         return {}
     return noted if isinstance(noted, dict) else {}
 
 
 def note_revision(folder: Path, revision: str, commit: str) -> None:
-    """Notes the commit of a branch or a tag, for use without a network. Raises OSError."""
+    """Notes the commit of a branch or a tag, for use without a network. Raises OSError if writing fails."""
     noted = revisions_of(folder)
     if noted.get(revision) != commit:
         write_atomically(folder / REVISIONS, json.dumps(noted | {revision: commit}, indent=1))
@@ -147,11 +147,11 @@ def _commits(folder: Path) -> Iterator[CacheEntry]:
 
 def named(entry: CacheEntry, name: str) -> bool:
     """Returns whether `name` names an entry: NAME, NAME@REVISION, or NAME@ and at least five digits of a commit."""
-    whole, _, revision = name.partition("@")
+    whole, at, revision = name.partition("@")
     repository, _, commit = entry.name.partition("@")
     if whole != repository:
         return False
-    return not revision or revision in entry.revisions or (len(revision) >= 5 and commit.startswith(revision))
+    return not at or revision in entry.revisions or (len(revision) >= 5 and commit.startswith(revision))
 
 
 def remove(entry: CacheEntry) -> None:

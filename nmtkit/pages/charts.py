@@ -55,7 +55,7 @@ def line_chart(
 def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
     """Returns a bar chart. `counts[i]` is the number of cases with the value i, in `unit`. `note` is the caption.
 
-    Zeros at the end of `counts` are not drawn.
+    The axis ends at the last value whose count is not 0.
     """
     longest = max((index for index, count in enumerate(counts) if count), default=1)
     low, high, ticks = _scale(0, max(1, *counts), False)

@@ -16,7 +16,7 @@ from nmtkit.jobs.distributed import rank_device
 from nmtkit.scoring.segments import MetricName
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text.language_identification import BatchIdentifier, columns_of
-from nmtkit.text.languages import subtags
+from nmtkit.text.languages import same_language, subtags
 
 TOKENIZED_BLEU = "tokenized BLEU (not comparable with BLEU)"
 
@@ -85,7 +85,7 @@ class SentenceMetric(Metric):
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         return Score(self.label, float(stats[0] / stats[1]))
 
-    # sacreBLEU calls the methods below only for metrics that compare n-grams.
+    # Abstract methods of sacreBLEU. They are never called: each subclass overrides `_extract_corpus_statistics`.
     def _preprocess_segment(self, sent: str) -> str:
         raise NotImplementedError
 
@@ -153,9 +153,9 @@ class OffTarget(SentenceMetric):
             if not columns_of(self.identifier.languages, code):
                 raise ValueError(f"off-target: py3langid cannot identify the language {code!r}; choose other metrics")
         if languages:
-            chosen = {subtags(code)[0] for code in (target_lang, *languages)}
+            known, chosen = self.identifier.languages, (target_lang, *languages)
             self.identifier = self.identifier.restricted(
-                [x for x in self.identifier.languages if subtags(x)[0] in chosen]
+                [code for code in known if any(same_language(code, each) for each in chosen)]
             )
         self.target_lang = target_lang
         self.languages = ",".join(sorted({*languages, target_lang})) if languages else "all"

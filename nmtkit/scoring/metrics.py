@@ -84,7 +84,7 @@ def part_scores(
     bootstrap: int = 0,
     sentence_level: bool = False,
 ) -> list[list[Score]]:
-    """Returns, for each metric, the corpus score of each part of the text. A part is a list of row numbers.
+    """Returns, for each metric, the corpus score of each part of the text. A part is a list of indices of sentences.
 
     The statistics of a sentence are computed once, even if it is in several parts. With `sentence_level`, BLEU uses
     only n-gram lengths that do not exceed the length of the part. `bootstrap` and the errors are as in `score`.

@@ -67,7 +67,8 @@ def with_test_set(report: ScoreReport, title: str, *, in_lines: bool) -> ScoreRe
     return ScoreReport(named, [*report.lines, *([f"references  {title}"] if in_lines else [])])
 
 
-DirectionScores = Mapping[Direction, tuple[int, list[Score]]]  # number of sentences and scores of each direction
+# direction, such as en-de -> number of sentences, scores
+DirectionScores = Mapping[Direction, tuple[int, list[Score]]]
 
 
 def direction_scores(

@@ -4,14 +4,17 @@ A metric is named as `NAME` or `NAME=MODEL`. MODEL is a local folder, or `hf:ORG
 Hub; only neural metrics have a model.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 from nmtkit.config import FlagRule, suggestion
+from nmtkit.config.files import HUB_PREFIX, is_hub_name
 from nmtkit.jobs import progress
 
 STRING_METRICS = ("bleu", "chrf", "chrf++", "ter", "gleu")  # compare the words or characters of a reference
@@ -86,11 +89,15 @@ def check_segment_metric(text: str, flag: str, *, reference: bool = True) -> Met
     return parsed
 
 
-def check_installed(use: str) -> None:
-    """Raises ImportError, with the install command, if a package of neural metrics is missing or too old.
+def check_available(use: str, metric: MetricName) -> None:
+    """Checks a neural metric before a command does its work. Does nothing for other metrics.
 
-    `use` is the name of the metric with its flag, such as "--metrics comet".
+    Raises ImportError, with the install command, if a package is missing or too old. Raises FileNotFoundError if the
+    model is a missing folder; models of the Hub are not checked, because a check needs the network. Messages begin with
+    `use`, the name of the metric with its flag, such as "--metrics comet".
     """
+    if metric.model is None:
+        return
     missing = [package for package in ("transformers", "tokenizers", "yaml", "safetensors") if not find_spec(package)]
     if missing:
         raise ImportError(f"{use} needs {', '.join(missing)}: pip install 'nmtkit[neural]'")
@@ -98,6 +105,11 @@ def check_installed(use: str) -> None:
     if int(version.split(".")[0]) < 5:
         raise ImportError(
             f"{use} needs transformers 5 or later, but {version} is installed: pip install 'nmtkit[neural]'"
+        )
+    if not is_hub_name(metric.model) and not Path(metric.model).exists():
+        on_hub = metric.model if re.fullmatch(r"[\w.-]+/[\w.@-]+", metric.model) else "ORG/NAME"
+        raise FileNotFoundError(
+            f"{use}: {metric.model} is not a folder; for a model of the Hub, give {HUB_PREFIX}{on_hub}"
         )
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from nmtkit.config.files import explained
-from nmtkit.scoring.segments import SegmentMetric, TextLines, check_installed, check_segment_metric
+from nmtkit.scoring.segments import SegmentMetric, TextLines, check_available, check_segment_metric
 from nmtkit.scoring.tokenizers import characters_apart
 
 
@@ -75,7 +75,7 @@ def segment_metric(text: str, device: str = "cpu") -> SegmentMetric:
     parsed = check_segment_metric(text, "metric")
     if parsed.model is None:
         return StringMetric(parsed.name)
-    check_installed(f"metric {parsed.name}")
+    check_available(f"metric {text}", parsed)
     from nmtkit.scoring.neural.loading import load
 
     try:

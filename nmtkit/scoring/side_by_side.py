@@ -18,7 +18,7 @@ from nmtkit.scoring.significance import Comparison
 from nmtkit.scoring.texts import ScoredTexts
 
 SHOWN = 3000  # maximum number of sentences on the page
-LONGEST = 1000  # words beyond this number are not compared, because the time grows with the square of the number
+LONGEST = 1000  # maximum number of compared tokens (words, spaces, marks); time grows with the square of this number
 LOWER_IS_BETTER = ("TER", "off-target", "MetricX")  # first words of the names of scores
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _WORD = re.compile(r"\w[\w.&'’/-]*\w|\w")

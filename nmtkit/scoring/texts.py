@@ -1,12 +1,12 @@
 """Reads the texts to score. All texts have the same number of lines."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from nmtkit.config.files import parse_json
 from nmtkit.data.corpora.compression import open_bytes
 from nmtkit.data.corpora.corpus import ColumnNames, format_of, holds_pairs
 from nmtkit.data.corpora.lines import LineDecoder
@@ -96,16 +96,16 @@ def _best_translation(line: str) -> str | None:
     if not line.startswith("{"):
         return None
     try:
-        translation = json.loads(line)["hypotheses"][0]["text"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        translation = parse_json(line)["hypotheses"][0]["text"]
+    except (ValueError, LookupError, TypeError):
         return None
     return translation if isinstance(translation, str) else None
 
 
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(line), dict)
+    except ValueError:
         return False
 
 
@@ -149,7 +149,8 @@ class ScoredTexts:
     systems: dict[str, list[str]]
     sources: list[str] | None
     target_lang: str | None
-    directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)  # direction of a dataset -> its rows
+    # direction of a dataset, such as en-de -> indices of its lines
+    directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)
     untrained: frozenset[Direction] = frozenset()  # directions without training pairs in the dataset
     published: PublishedSelection | None = None  # origin of the references
 

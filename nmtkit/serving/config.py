@@ -177,7 +177,7 @@ class ModelFacts:
     pairs: Sequence[tuple[str, str]]
     device: str
     workers: int
-    forks: bool  # whether the process that loaded the models forks the workers, or is the worker itself
+    forks: bool  # True: the process that loaded the models forks the workers; False: this process is the only worker
     streams: bool  # whether the worker translates several batches at once
     max_tokens: int  # maximum number of estimated tokens of a batch
     engines: Mapping[str, str]  # `ServedModel.engine` of each pair, such as "en-de"

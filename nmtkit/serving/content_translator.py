@@ -35,7 +35,7 @@ class ContentTranslator:
     async def translations(
         self, key: ApiKey, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
     ) -> list[list[LineResult]]:
-        """Returns a list of results for each piece: first the translation, then the alternatives.
+        """Returns a list of results for each piece (a text or document): first the translation, then the alternatives.
 
         `pairs` has the language pair of each piece. A piece whose two languages are equal is not translated.
 

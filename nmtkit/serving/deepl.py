@@ -239,7 +239,7 @@ class DeepL:
         )
 
     async def usage(self, request: Request, fields: NoFields) -> Response:
-        """Answers with the characters used in the period of `keys.longest_quota`, and the limit of this period."""
+        """Answers with the characters used in the longest period that has a quota, and the limit of this period."""
         key: ApiKey = request.state.key
         period, limit = longest_quota(key)
         return JSONResponse(
@@ -260,7 +260,7 @@ class DeepL:
 
 
 def base_languages(pair: Pair) -> Languages:
-    """Returns the languages of a pair without script and region, because glossaries have only such languages."""
+    """Returns the languages of a pair without script and region, because glossaries name languages in this form."""
     return code_parts(pair[0])[0], code_parts(pair[1])[0]
 
 

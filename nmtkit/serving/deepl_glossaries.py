@@ -36,7 +36,7 @@ class DeepLGlossaries:
             route("/v2/glossaries", self.list_single, NoFields),
             route("/v2/glossaries", self.create_single, GlossaryFields, ["POST"]),
             route("/v2/glossaries/{id}", self.show_single, NoFields),
-            route("/v2/glossaries/{id}", self.delete, NoFields, ["DELETE"]),
+            route("/v2/glossaries/{id}", self.delete_single, NoFields, ["DELETE"]),
             route("/v2/glossaries/{id}/entries", self.entries_single, NoFields),
             route("/v3/glossaries", self.list_all, NoFields),
             route("/v3/glossaries", self.create, MultilingualGlossaryFields, ["POST"]),
@@ -84,10 +84,10 @@ class DeepLGlossaries:
     # --- one language pair --------------------------------------------------------------------------------------------
 
     def single(self, request: Request) -> tuple[StoredGlossary, Languages]:
-        """Returns a glossary and its only language pair. Raises Refusal 404 for a glossary with several pairs."""
+        """Returns a glossary and its only language pair. Raises Refusal 404 unless the glossary has a single pair."""
         stored = self.stored(request)
         if len(stored.counts) != 1:
-            raise Refusal(404, "this glossary has several language pairs; use /v3/glossaries")
+            raise Refusal(404, "this glossary does not have exactly one language pair; use /v3/glossaries")
         return stored, next(iter(stored.counts))
 
     async def list_single(self, request: Request, fields: NoFields) -> Response:
@@ -99,6 +99,10 @@ class DeepLGlossaries:
 
     async def show_single(self, request: Request, fields: NoFields) -> Response:
         return JSONResponse(single_facts(self.single(request)[0]))
+
+    async def delete_single(self, request: Request, fields: NoFields) -> Response:
+        self.single(request)
+        return await self.delete(request, fields)
 
     async def entries_single(self, request: Request, fields: NoFields) -> Response:
         return Response(self.store.terms(*self.single(request)), media_type=TSV)

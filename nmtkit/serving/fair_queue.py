@@ -146,7 +146,7 @@ class QueuedRequest:
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key: the finishing time. For equal times, requests that have not begun come first, then older ones."""
+        """Sort key: finishing time. For equal times, requests that have not begun come first, then older requests."""
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":

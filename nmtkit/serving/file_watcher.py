@@ -65,7 +65,7 @@ class FileWatcher:
             if models is not None and models.facts.waits and not self.is_compiled:
                 machine_code.background.start()
                 self.is_compiled = machine_code.background.is_ready()
-                if self.is_compiled:  # once: if the reload fails, the next change of a file or SIGHUP repeats it
+                if self.is_compiled:  # once; after a failed reload, the next change of a file or SIGHUP reloads
                     self.reload_requested.set()
             requested = self.reload_requested.is_set()
             self.reload_requested.clear()

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from nmtkit.config.files import atomic_write, new_folder
+from nmtkit.config.files import atomic_write, new_folder, parse_json
 from nmtkit.serving.reading import Refusal
 from nmtkit.text import glossary
 
@@ -60,7 +60,7 @@ class GlossaryStore:
         # folders whose names begin with a dot are glossaries that an earlier server did not complete
         for path in folder.glob(f"[!.]*/{FACTS}") if folder is not None else ():
             try:
-                facts = json.loads(path.read_text(encoding="utf-8"))
+                facts = parse_json(path.read_text(encoding="utf-8"))
                 counts = {tuple(pair.split("-")): int(count) for pair, count in facts.pop("counts").items()}
                 stored = StoredGlossary(counts=counts, **facts)
                 assert _ID.fullmatch(stored.id) and stored.id == path.parent.name
@@ -129,11 +129,11 @@ class GlossaryStore:
         limit: int | None,
         name: str | None = None,
     ) -> StoredGlossary:
-        """Changes dictionaries of a glossary, and its name if `name` is given.
+        """Changes dictionaries (the terms of a pair of languages) of a glossary, and its name if `name` is given.
 
-        With a `limit`, adds the terms to the stored dictionaries. Without a limit, replaces the stored dictionaries.
-        A new target term replaces the old target term of its source term. Raises Refusal 413, without a change, if a
-        dictionary would have more than `limit` characters.
+        With a `limit`, adds the terms to the stored dictionaries. Without a limit, replaces the stored dictionaries. If
+        a source term has an old and a new target term, the new target term is kept. Raises Refusal 413, without a
+        change, if a dictionary would have more than `limit` characters.
         """
         stored, files, counts = self.get(account, id), {}, {}
         assert self.folder is not None
@@ -185,25 +185,27 @@ def read_terms(entries: str, format: str) -> Terms:
 
     A line of CSV may have two more fields, which name the languages.
 
-    Raises Refusal, with the number of the line, for a line that is not a term and for a repeated term. The target terms
-    may be alternatives, separated by |, as in the file of --glossary. A byte order mark at the beginning is ignored.
+    Raises Refusal, with the number of the line or the row of CSV, for a line that is not a term and for a repeated
+    term. The target terms may be alternatives, separated by |, as in the file of --glossary. A byte order mark at the
+    beginning is ignored.
     """
     terms: dict[str, str] = {}
     entries = entries.removeprefix("\ufeff")
     try:
         rows = csv.reader(io.StringIO(entries)) if format == "csv" else (line.split("\t") for line in _split(entries))
         for number, row in enumerate(rows, 1):
+            place = f"{'row' if format == 'csv' else 'line'} {number} of the glossary"
             fields = [field.strip() for field in row]
             if not any(fields):
                 continue
             if len(fields) != 2 and (format == "tsv" or len(fields) != 4):
-                raise Refusal(400, f"line {number} of the glossary is not a source term and a target term")
+                raise Refusal(400, f"{place} is not a source term and a target term")
             source, target = fields[:2]
             if any(map(_CONTROL.search, fields[:2])):
-                raise Refusal(400, f"line {number} of the glossary contains a control character")
+                raise Refusal(400, f"{place} contains a control character")
             if source in terms:
-                raise Refusal(400, f"line {number} of the glossary repeats a source term")
-            glossary.parse_term(f"{source}\t{target}", f"line {number} of the glossary")
+                raise Refusal(400, f"{place} repeats a source term")
+            glossary.parse_term(f"{source}\t{target}", place)
             terms[source] = target
     except (csv.Error, ValueError) as error:
         raise Refusal(400, str(error)) from error

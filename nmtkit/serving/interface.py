@@ -206,7 +206,7 @@ ENDPOINTS = (
         example={"q": "Hello!"},
         answer=list[DetectedLanguage],
         answer_example=[{"confidence": 97.0, "language": "en"}],
-        statuses=(400, 403, 413, 415, 429, 501),
+        statuses=(400, 403, 413, 415, 429, 501, 504),
     ),
     Endpoint(
         path="/languages",

@@ -20,7 +20,7 @@ class KeptFiles:
         self.files: dict[str, KeptFile] = {}
 
     def keep(self, token: str, extension: str, data: bytes) -> None:
-        """Keeps a file. Removes expired files, then the oldest files while all together exceed FILES_BYTES."""
+        """Keeps a file. Removes expired files, then the oldest files while all files exceed FILES_BYTES together."""
         now = time.monotonic()
         self.files = {token: file for token, file in self.files.items() if file.expiry > now}
         while self.files and sum(len(file.data) for file in self.files.values()) + len(data) > FILES_BYTES:

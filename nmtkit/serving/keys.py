@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
-from nmtkit.config.files import atomic_write, listed_lines
+from nmtkit.config.files import atomic_write, listed_lines, parse_json
 
 Period = Literal["minute", "day", "month"]
 PERIODS: tuple[Period, ...] = get_args(Period)
@@ -81,7 +81,7 @@ class Usage:
         if self.path is None or not self.path.exists():
             return
         try:
-            for account, periods in json.loads(self.path.read_text(encoding="utf-8")).items():
+            for account, periods in parse_json(self.path.read_text(encoding="utf-8")).items():
                 self.accounts[account] = {name: PeriodCounts(**periods[name]) for name in PERIODS}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(

@@ -60,7 +60,7 @@ class ServedModel:
 
     @property
     def engine(self) -> str:
-        """The engine, or the engines of two steps if they differ, each with the reason if PyTorch replaces it."""
+        """The engine, or the engines of two steps if they differ, with the reasons if PyTorch replaces an engine."""
         steps = [self] if self.first is None else [self.first, self]
         return ", then ".join(dict.fromkeys(step.translator.decoder.choice(step.search) for step in steps))
 
@@ -101,8 +101,8 @@ def grouped(paths: Sequence[ModelPath]) -> dict[Pair, tuple[Path, ...]]:
 def pairs_of(path: Path) -> list[Pair]:
     """Returns the language pairs of a checkpoint. A multilingual model has all pairs of different languages.
 
-    If the checkpoint records its trained directions, the pairs contain only the source and target languages of these
-    directions, and the trained pairs come first. Raises ValueError for a checkpoint that does not name its languages.
+    If the checkpoint records the pairs of its training (directions), the result combines only their source and target
+    languages, and the trained pairs come first. Raises ValueError for a checkpoint that does not name its languages.
     """
     contents = checkpoint.load(path, mmap=True)
     trained = building.directions_of(contents)

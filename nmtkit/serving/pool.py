@@ -1,4 +1,4 @@
-"""The workers of the service: sends batches to them, replaces dead workers, and loads new models. Runs in the server.
+"""The pool of workers: sends batches to workers, replaces dead workers, and loads new models. Runs in the server.
 
 The scheduler of `nmtkit.jobs.scheduler` gives batches to the workers; this module chooses the batches, and connects the
 scheduler with the event loop of the server.

@@ -5,7 +5,6 @@ A text, a web page or an uploaded document is split into lines. The translated l
 
 import asyncio
 import contextlib
-import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from nmtkit.config.files import parse_json
 from nmtkit.serving.fair_queue import LineResult
 from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
 from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, check_text, format_of, read_document
-from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.encoding import Encoding, decode
 from nmtkit.text.markup import marked
 
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
@@ -167,8 +167,8 @@ async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(body)
+    except ValueError as error:
         raise Refusal(400, "Invalid request: the body is not JSON in UTF-8") from error
     if not isinstance(fields, dict):
         raise Refusal(400, "Invalid request: the JSON is not an object")
@@ -221,13 +221,14 @@ async def _multipart(headers: Headers, body: bytes) -> dict[str, Any]:
 class PlainText:
     """A plain text, split into lines and the white space around each line. Translations keep the white space.
 
-    Without `by_line`, the text is translated as a single line, and a line end within it counts as a space.
+    Without `by_line`, the text is translated as a single line, and a line end within it counts as a space. The bytes of
+    the translation have the encoding and the byte order mark of `encoding`.
     """
 
     protects = False
 
-    def __init__(self, text: str, by_line: bool = True) -> None:
-        self.text = text
+    def __init__(self, text: str, by_line: bool = True, encoding: Encoding | None = None) -> None:
+        self.text, self.encoding = text, encoding or Encoding()
         # Each line gives three parts: white space before the text, the text, and white space after the text. Each line
         # end also gives three parts: the line end and two empty parts.
         self.parts: list[str] = []
@@ -262,7 +263,7 @@ class PlainText:
         return result
 
     def encoded(self, text: str) -> bytes:
-        return text.encode()
+        return self.encoding.encode(text)
 
 
 Content = PlainText | Document
@@ -325,10 +326,9 @@ def content_of(extension: str, data: bytes, *, source: str, target: str, warn: C
     try:
         if format is None:
             check_text(data, "the file")
-            return PlainText(data.decode("utf-8-sig"))
+            text, encoding = decode(data)
+            return PlainText(text, encoding=encoding)
         known = None if source.lower() == "auto" else source
         return read_document(data, format, "the file", ReadOptions(target, source_language=known, warn=warn))
-    except UnicodeDecodeError as error:
-        raise Refusal(400, "Invalid request: the file is not UTF-8") from error
     except ValueError as error:
         raise Refusal(400, f"Invalid request: {str(error).removeprefix('the file: ')}") from error

@@ -53,9 +53,11 @@ def state_folder(folder: Path | None) -> Iterator[tuple[Usage, GlossaryStore]]:
     try:
         usage = Usage(folder / "usage.json")
         (folder / "glossaries").mkdir(exist_ok=True)
-        yield usage, GlossaryStore(folder / "glossaries")
-        if (contents := usage.unsaved()) is not None:
-            usage.save(contents)
+        try:
+            yield usage, GlossaryStore(folder / "glossaries")
+        finally:
+            if (contents := usage.unsaved()) is not None:
+                usage.save(contents)
     finally:
         lock.release()
 

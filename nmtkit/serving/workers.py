@@ -186,12 +186,12 @@ def token_counts(model: ServedModel, texts: Sequence[str]) -> list[int]:
 
 def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> list[list[LineResult]]:
     """Returns the translations of each line of a batch. The translations are the same as in `nmtkit generate`."""
-    loops: set[int] = set()  # lines that were decoded again in the first of two steps
+    loops: set[int] = set()  # lines that the first of two models had to decode again, because of repetitions
     if model.first is not None:
         batch, loops = through_pivot(model.first, batch, between_parts)
     translator = model.translator
     pipeline = pipeline_of(model, batch.key)
-    # CTranslate2 does not find alternatives, and the slots of a GPU are busy with other batches
+    # CTranslate2 does not find alternatives, and the slots of a search on a GPU hold segments of other batches
     separate = batch.key.alternatives or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_parts)
@@ -206,7 +206,9 @@ def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], 
 def through_pivot(
     first: ServedModel, batch: LineBatch, between_parts: Callable[[], None]
 ) -> tuple[LineBatch, set[int]]:
-    """Returns the batch with its texts in the pivot language, and the indices of the lines that were decoded again.
+    """Translates the texts of a batch into the pivot language. Returns the batch with the translations.
+
+    Also returns the indices of the lines that were decoded again because of repetitions.
 
     The returned batch asks for no word links, because these would refer to the pivot text, not to the original text.
     """

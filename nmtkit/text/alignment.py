@@ -58,7 +58,7 @@ def words(text: str) -> list[Span]:
     ["It's", '5', "o'clock", ',', "isn't", 'it', '?']
     """
     spans: list[Span] = []
-    last = ""  # last character of the current word that is not a format character
+    last = ""  # last character of the current word, without format characters
     for index, char in enumerate(text):
         if char.isspace():
             last = ""
@@ -183,9 +183,9 @@ class PositionMap:
 
         The result is an edge of the translation of the nearest linked word: the end of this translation if the word is
         before `position`, the start if the word is after `position`. Without links, the result is the end of the word
-        that is nearest to the same relative position. The start of the source maps to the first letter of the
-        translation. The end of the source maps to the position before the last punctuation of the translation, or to
-        the position after this punctuation if `position` is after the last punctuation of the source.
+        that is nearest to the same relative position. A position up to the first letter of the source maps to the first
+        letter of the translation. A position after the last word of the source maps to the end of the last word of the
+        translation; after the last punctuation of the source, it maps to the end of the translation.
         """
         if position <= self.first_letter:
             return self.start

@@ -12,7 +12,7 @@ OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation that has no space after
 
 
 class Edit(NamedTuple):
-    """A part of a translation, its new text, and the source span of this text. If `span` is None, removes the part."""
+    """A part of a translation, its new text, and the source span of this text. The span is None to remove the part."""
 
     start: int
     end: int

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from nmtkit.config.extras import imported
 from nmtkit.config.files import new_folder, user_cache
-from nmtkit.text.languages import subtags
+from nmtkit.text.languages import same_language
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
 MAX_BYTES = 200  # only this many bytes at the beginning of a line are read
-MIN_LINES, MIN_LETTERS = 20, 12  # a text is judged only if this many lines have this many letters
+MIN_LINES, MIN_LETTERS = 20, 12  # a text is judged only if MIN_LINES of its lines have at least MIN_LETTERS letters
 EXCHANGED = 0.85  # two texts are exchanged if more than this share of lines is in the language of the other side
 CLEAR = 0.6  # mean probability above which a text clearly has a language
 ARRAYS = "next", "rows", "features", "weights", "prior", "classes"  # files of the model in the cache
@@ -253,9 +253,10 @@ def different_languages(lines: Sequence[str], references: Sequence[str]) -> tupl
     is_clear = all(
         mean[own] > CLEAR and mean[other] < 1 - CLEAR for mean, own, other in zip(means, best, best[::-1], strict=True)
     )
-    return (model.languages[best[0]], model.languages[best[1]]) if is_clear else None
+    first, second = (model.languages[own] for own in best)
+    return (first, second) if is_clear and not same_language(first, second) else None
 
 
 def columns_of(languages: Sequence[str], code: str) -> list[int]:
-    """Returns the indices of the codes in `languages` that have the language of `code`."""
-    return [index for index, name in enumerate(languages) if subtags(name)[0] == subtags(code)[0]]
+    """Returns the indices of the codes in `languages` that are the language of `code` (`same_language`)."""
+    return [index for index, name in enumerate(languages) if same_language(name, code)]

@@ -23,6 +23,14 @@ SHORT_CODES = {codes[:3]: codes[3:] for codes in _SHORT}
 # languages that are written from right to left, and scripts (ISO 15924)
 _RIGHT_TO_LEFT = frozenset("ar arb arc arz ckb dv fa he iw ks pbt pes prs ps sd syr ug ur yi".split())  # noqa: SIM905
 _RIGHT_TO_LEFT_SCRIPTS = frozenset("adlm arab hebr nkoo rohg syrc thaa".split())  # noqa: SIM905
+
+# Individual languages of macrolanguages (ISO 639-3): `individual-macrolanguage`. Codes are short, as in `subtags`.
+_PAIRS = """
+acm-ar acq-ar aeb-ar ajp-ar als-sq apc-ar arb-ar ars-ar ary-ar arz-ar azb-az azj-az ckb-ku cmn-zh ekk-et fuv-ff gaz-om
+hak-zh khk-mn kmr-ku lvs-lv nan-zh nb-no nn-no npi-ne ory-or pbt-ps pes-fa plt-mg prs-fa quy-qu swh-sw uzn-uz wuu-zh
+ydd-yi yue-zh zsm-ms
+""".split()  # noqa: SIM905
+_MACROLANGUAGES = dict(pair.split("-") for pair in _PAIRS)
 _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8})*")
 
 
@@ -61,6 +69,15 @@ def includes(wanted: str, code: str) -> bool:
         return False
     remaining = iter(parts)
     return all(part in remaining for part in rest)
+
+
+def same_language(first: str, second: str) -> bool:
+    """Returns whether two codes have the same language, or a language and its macrolanguage, such as nb and no.
+
+    Scripts and regions are not compared.
+    """
+    one, other = subtags(first)[0], subtags(second)[0]
+    return other in (one, _MACROLANGUAGES.get(one)) or one == _MACROLANGUAGES.get(other)
 
 
 def best_match(wanted: str, codes: Sequence[str]) -> int | None:

@@ -134,8 +134,8 @@ def _is_attached(char: str) -> bool:
 class Protected:
     """A sentence with protected spans. The text for the model has the characters at the positions `kept`.
 
-    `spans` are disjoint and sorted. A span that was cut out may contain several of the `originals` and the text that
-    touches them.
+    `spans` are disjoint and sorted. `originals` are the spans as they were found. A span that was cut out may contain
+    several of the `originals`, and the text that touches these originals.
     """
 
     source: str
@@ -314,7 +314,7 @@ class _Restoration:
         return missing
 
     def _number(self, span: ProtectedSpan, equal: Iterable[Span], surplus: bool) -> Span | None:
-        """Returns the number in the translation that translates a measure: a linked number or, with `surplus`, any."""
+        """Returns the number in the translation that translates a measure: a linked or, with `surplus`, any number."""
         free = list(islice(equal, _MAX_CANDIDATES))
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
         near = [part for part in free if any(start < part[1] and part[0] < end for start, end in linked)]

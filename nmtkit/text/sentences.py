@@ -74,8 +74,8 @@ def has_several(line: str) -> bool:
 def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
     """Divides `pieces` into parts of at most `limit` pieces, and returns the index of the end of each part.
 
-    `pieces` are texts with the spaces before them. A part ends after the last complete sentence within the limit. If no
-    sentence is complete, the part ends after the last complete word, or else at the limit.
+    A piece that follows a space in the line begins with this space. A part ends after the last complete sentence within
+    the limit. If no sentence is complete, the part ends after the last complete word, or else at the limit.
     """
     ends: list[int] = []
     start = 0

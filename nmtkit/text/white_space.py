@@ -19,10 +19,10 @@ def with_source_spaces(
     """Returns a translation with the white space of its source, and the links of the result.
 
     `spaces` matches the special spaces. White space that contains a special space is restored at the edges of the text,
-    and between two neighbouring words of the translation whose source words are also neighbours. The source word of a
-    word is the linked word, or an equal word, such as a number or a unit. A text that one link covers, such as a
-    protected text, is not changed. An ideographic space between two words is restored only if source and translation
-    are alike: in both texts, or in neither text, a character of a script without spaces is next to the space.
+    and between two neighbouring words of the translation that come from two neighbouring words of the source. A word
+    comes from the source word that is linked to it, or from an equal source word, such as a number or a unit. A text
+    that one link covers, such as a protected text, is not changed. An ideographic space stands beside a character of a
+    script without spaces, or not; it is restored between two words only if this is the same in source and translation.
     """
     if not target.strip() or not spaces.search(source):
         return target, list(links)
@@ -38,7 +38,7 @@ def with_source_spaces(
 
 
 def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pattern[str]) -> dict[Span, str]:
-    """Returns the spans of spaces between words of the translation, and the white space that replaces each of them."""
+    """Returns the positions of the spaces between words that are replaced, each with its new white space."""
     by_start: dict[tuple[int, int], tuple[str, bool]] = {}  # positions of two source words -> (space, `_is_unspaced`)
     by_text: dict[tuple[str, str], tuple[str, bool]] = {}
     for (first, end), (second, last) in pairwise(words(source)):

@@ -129,8 +129,8 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first. Only finite scores count.
 
-    If a resume has changed the conditions of the scores (`conditions_of`), only scores with the
-    newest conditions count.
+    If a resume has changed settings on which the scores depend (`conditions_of`), only scores with the newest settings
+    count.
 
     `metric` is the name of a score, or name:max or name:min to set whether higher or lower is better. Raises OSError,
     or ValueError if fewer than `count` checkpoints have a score.

@@ -158,7 +158,7 @@ class CallbackList:
 
     @contextlib.contextmanager
     def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
-        """The context of a hook call, in which the watchdog expects no heartbeats.
+        """The context of a hook call. In this context, the watchdog, which ends hanging runs, expects no heartbeats.
 
         If only rank 0 calls the hook, an operation on a sharded parameter raises RuntimeError.
         """

@@ -69,7 +69,7 @@ class CheckpointManager:
         for path in numbered(self.folder):
             with contextlib.suppress(ValueError, OSError):  # the file is damaged; `newest` warns about it
                 self._note(path, checkpoint_file.read(path, mmap=True))
-        # Only the checksums of the best checkpoints are compared, which saves time: the other scores have no effect.
+        # Only the checksums of the best checkpoints are verified, which saves time: the other scores have no effect.
         while damaged := next((name for name in self._best() if not is_intact(self.folder / name)), None):
             del self.objectives[damaged]
 
@@ -157,9 +157,13 @@ class CheckpointManager:
         return distributed.broadcast(min(self.objectives.values(), default=None))
 
     def is_best(self, value: float) -> bool:
-        """Returns whether a checkpoint with this objective value would be one of the best. Lower is better."""
+        """Returns whether a checkpoint with this objective value would be one of the best. Lower is better.
+
+        A value that is not finite is never one of the best.
+        """
         best = self._best()
-        return len(best) < self.keep_best or any(value < self.objectives[name] for name in best)
+        better = len(best) < self.keep_best or any(value < self.objectives[name] for name in best)
+        return better and math.isfinite(value)
 
     def _best(self) -> list[str]:
         """Returns the names of the best checkpoints, best first. Among equal checkpoints, the oldest is first."""

@@ -6,7 +6,6 @@ Flags override a TOML file, which overrides the presets.
 import dataclasses
 import logging
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +24,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, tidy
+from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, read_toml, tidy
 from nmtkit.config.paths import in_folder, map_paths, relative_to
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
@@ -282,10 +281,10 @@ class ConfigFile:
         return in_folder({name: v for name, v in self.run.items() if name not in others}, RunConfig, self.folder)
 
     def check_paths(self, job: JobConfig, flags: Mapping[str, Any]) -> None:
-        """Raises OSError if a file or folder that this config or `flags` name for `job` does not exist.
+        """Checks the paths of `job` that come from this config or from `flags`.
 
-        The message has the flag, or the table and the key. If the run resumes, files that only its first start reads
-        may be missing.
+        Raises OSError if a file or folder does not exist. The message has the flag, or the table and the key. If the
+        run resumes, the files that a run reads only at its first start may be missing.
         """
         checked = ("read",) if _is_run(job.run.save_dir) else ("read", "start")
         for table, config in (("run", job.run), *((table, each.config) for table, each in job.components.items())):
@@ -298,7 +297,7 @@ class ConfigFile:
                             check_readable(path, name, several=None if isinstance(value, tuple) else False)
 
     def warn_of_lost_settings(self, components: Mapping[str, Component], flags: Mapping[str, Any]) -> None:
-        """Warns about lost settings: a flag has replaced their component, and `flags` do not repeat the settings."""
+        """Warns about settings of this file for a component that a flag has replaced, unless `flags` repeat them."""
         for kind in self.tables.keys() & {kind for kind, registry in REGISTRIES.items() if not registry.several}:
             name, now = self.tables[kind].get("name", DEFAULTS[kind][0]), components[kind].name
             lost = sorted(self.tables[kind].keys() - {"name"} - flags.keys())
@@ -379,7 +378,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def flat_settings(tables: Tables) -> dict[str, Any]:
-    """Returns all settings by name. The name of a component gets the title of its table as key, such as "optimizer".
+    """Returns all settings by name. The key of the name of a component is the title of its table, such as "optimizer".
 
     Settings of different tables never have the same name.
     """
@@ -405,8 +404,8 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"config {path}: no such file")
     try:
-        contents = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+        contents = read_toml(path)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     tables: dict[str, dict[str, Any]] = {}
     for title, table in contents.items():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
-from nmtkit.jobs.processes import STOP_SIGNALS
+from nmtkit.jobs.processes import STOP_SIGNALS, restore_handlers
 from nmtkit.training.loader import Position
 from nmtkit.training.run_config import RunConfig
 
@@ -170,8 +170,7 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        restore_handlers(self._handlers)
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:

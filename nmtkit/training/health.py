@@ -1,8 +1,9 @@
 """Warns if the losses of a run are so high that the user has probably made a mistake, and stops a run that diverges.
 
-Losses of healthy runs are far below the limits, or fall below them within a few log lines. The first loss of a new
-Transformer is 0.0 to 0.6 nats per token above the loss of uniform guesses. On the data of the demo and on Multi30k, the
-first validation loss is below the last training loss, because the validation comes later and has no dropout.
+Losses of healthy runs are far below the limits in this file, or fall below these limits within a few log lines. The
+first loss of a new Transformer is 0.0 to 0.6 nats per token above the loss of uniform guesses. On the data of the demo
+and on Multi30k, the first validation loss is below the last training loss, because the validation comes later and has
+no dropout.
 """
 
 import logging
@@ -24,7 +25,7 @@ log = logging.getLogger("nmtkit")
 
 FIRST_EXCESS = 2.0  # nats per token by which the first loss may exceed the loss of uniform guesses
 DIVERGED_EXCESS = 2.0  # the same limit for the loss of a log line: a run with a higher loss diverges
-DIVERGED_UPDATES = 100  # number of consecutive updates with such a loss that end the run
+DIVERGED_UPDATES = 100  # after this number of consecutive updates with such a loss, the run ends
 SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
 PLATEAU = 0.2  # a run has left the plateau if its loss is this far (nats per token) below the entropy of target pieces
 PROGRESS = 0.05  # nats per token by which the loss of a run that leaves the plateau falls between two log lines
@@ -56,7 +57,7 @@ class TrainingHealth:
         self.settled = schedule_start + max(SETTLED, warmup or 0)
         self.first_due = fresh and job.run.finetune_from is None
         self.valid_due = fresh and job.run.overfit_batches is None
-        self.rate_due = True  # advice about the learning rate is given once
+        self.rate_due = True  # false after the advice about the learning rate, which is given once
         self.logged: tuple[int, float] | None = None  # update and loss of the newest log line
 
     def after_update(self, metrics: StepMetrics) -> None:
@@ -88,7 +89,8 @@ class TrainingHealth:
             raise DivergedError(
                 f"update {update} has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: the run has "
                 f"diverged since update {self.good_until + 1}. {self._good_checkpoint()} Try a lower --lr, a longer "
-                "--warmup-updates, or --clip-norm 1, in another --save-dir: the same command resumes the diverged run"
+                "--warmup-updates, or --clip-norm 1. Give a different --save-dir, because a command with the "
+                "same folder resumes the diverged run"
             )
         self._warn_of_divergence(update, nll)
 
@@ -105,7 +107,9 @@ class TrainingHealth:
         """Returns a sentence about the newest checkpoint from before the divergence."""
         newest = file_name(self.good_until)
         good = [path for path in numbered(self.save_dir) if path.name <= newest] if self.save_dir.is_dir() else []
-        return f"The newest checkpoint before this update is {good[-1]}." if good else "No checkpoint is older."
+        if not good:
+            return "No checkpoint is from before the divergence."
+        return f"The newest checkpoint from before the divergence is {good[-1]}."
 
     def after_log_line(self, record: Mapping[str, Any]) -> None:
         """Checks the mean loss since the previous log line."""
@@ -150,7 +154,7 @@ class TrainingHealth:
         if nll > self.logged[1] + VALID_EXCESS:
             log.warning(
                 "the first validation has %s, but training has %s: do the valid set and the training set have the same "
-                "languages and direction? `nmtkit inspect DATA --verify` shows them",
+                "languages and direction? `nmtkit inspect DATA --verify` shows pairs of each set",
                 *(shown(nll), shown(self.logged[1])),
             )
 

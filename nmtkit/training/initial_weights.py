@@ -17,11 +17,10 @@ from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.models.checkpoint import tied_to
 from nmtkit.models.formats.vocabulary import HIDDEN
 
 SideName = Literal["source", "target"]
-Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: no old pieces spell it
+Spelling = tuple[int, ...]  # ids of the pieces of the checkpoint that spell a new piece; empty: they cannot spell it
 
 log = logging.getLogger("nmtkit")
 
@@ -63,9 +62,7 @@ def start_from(
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
         model.shortlist = contents.get("shortlist")
     elif "shortlist" in contents:
-        log.warning(
-            "the shortlist of %s is left out, because the vocabularies differ; add one with nmtkit shortlist", path
-        )
+        log.warning("the shortlist of %s is left out: the vocabularies differ; add one with nmtkit shortlist", path)
     vocabulary, state = VocabularyChange(tokenizer, old_tokenizer, relative), model.state_dict()
     if not partial:
         _check_same_function(state, weights, config, old_config, old_axes, path)
@@ -88,7 +85,7 @@ def start_from(
                 tensor.copy_(weights[key])
         for each in with_pieces:
             vocabulary.start_new(*each)
-        for each in with_pieces:  # after all new pieces, because a piece may be new to only one of the old sides
+        for each in with_pieces:  # after all calls of `start_new`, because a piece may be new to only one old side
             vocabulary.keep_old(*each)
     return vocabulary.counts()
 
@@ -130,7 +127,7 @@ class VocabularyChange:
         if (side, old_side) not in self._spellings:
             spelled = spellings(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
             self._spellings[side, old_side] = spelled
-        # The `hidden_pieces` first get the mean bias. With the bias of a hidden piece, the mean would hide a new piece.
+        # A new piece that hidden pieces spell must not be hidden, so hidden pieces get the mean bias of visible pieces.
         visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
         initial = means(visible, axis, [self._spellings[side, old_side][row] for row in new])
         tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
@@ -167,10 +164,10 @@ def _check_same_function(
     old_axes: Mapping[str, Mapping[int, SideName]],
     path: Path,
 ) -> None:
-    """Raises ValueError if the model cannot compute the function of the checkpoint, and warns if training must adapt.
+    """Raises ValueError if the model cannot compute the function of the checkpoint.
 
-    Shapes do not show all differences. Other differences are settings such as the number of heads, parameters of the
-    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint.
+    Warns if training must adapt the model. Besides shapes, compares settings such as the number of heads, the names of
+    the parameters, and parameters that are one matrix here and two in the checkpoint.
     """
     refused = changed_settings(config, old_config, "refused")
     adapts = changed_settings(config, old_config, "adapts")
@@ -206,7 +203,7 @@ def _merged(
     side of each embedding.
     """
     members: dict[tuple[str, ...], str] = {}
-    for key, owner in tied_to(state).items():
+    for key, owner in checkpoint.tied_to(state).items():
         if key in old:
             first = members.setdefault((owner, *old_axes[key].values()), key)
             if not torch.equal(old[key], old[first]):
@@ -304,10 +301,10 @@ def spellings(
 ) -> list[Spelling]:
     """Returns the spelling of each piece of `side` by old pieces of `old_side`. A side is "source" or "target".
 
-    If the old model has a language, the token of the language starts from its old token, even if the two tokens have
-    different names. The token of a new language starts from the token of the language `relative`. If `relative` is
-    None, it starts from the mean of all old language tokens. The target pieces of two separate vocabularies have no
-    language tokens.
+    If the old model has a language, the token of this language starts from the old token, even if the two tokens have
+    different names. The token of a new language starts from the token of the language `relative`, or from the mean of
+    all old language tokens if `relative` is None. The target pieces of two separate vocabularies have no language
+    tokens.
     """
     pieces, names = pieces_of(tokenizer)[side], pieces_of(old)[old_side]
     texts = [piece.replace(SPACE_SYMBOL, " ") for piece in pieces]
@@ -351,7 +348,7 @@ def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
 
 
 def hidden_pieces(bias: Tensor) -> list[int]:
-    """Returns the ids of the pieces that an import has hidden with an output bias of -10,000: no search finds them."""
+    """Returns the ids of hidden pieces. Some imported models give them an output bias of -10,000, which hides them."""
     ids: list[int] = (bias <= HIDDEN / 2).nonzero().flatten().tolist()
     return ids
 
@@ -415,8 +412,7 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: SideName, p
     are not numbers, and a file without a known piece.
     """
     pieces = pieces_of(tokenizer)[side]
-    embedding = embedding_of(model, side, len(pieces))
-    rows = {piece: row for row, piece in enumerate(pieces)}
+    embedding, rows = embedding_of(model, side, len(pieces)), {piece: row for row, piece in enumerate(pieces)}
     width = embedding.embedding_dim
     known: dict[int, Tensor] = {}
     with path.open(encoding="utf-8-sig") as file:

@@ -37,7 +37,7 @@ class Update:
     # target tokens of the whole update before transforms; if there are no transforms, the denominator of the loss
     target_tokens: int
     source_tokens: int
-    micro_batches: list[tuple[int, Batch]]  # micro-batches of this rank, with their numbers in the update
+    micro_batches: list[tuple[int, Batch]]  # micro-batches of this rank, with their indices in the update
     ends_epoch: bool
 
     @property

@@ -138,9 +138,9 @@ class Meter:
 
 
 def warn_of_skip(metrics: StepMetrics) -> None:
-    shown = ", ".join(map(str, metrics.pairs[:PAIRS_SHOWN].tolist()))
+    shown = ", ".join(str(pair + 1) for pair in metrics.pairs[:PAIRS_SHOWN].tolist())
     more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
     log.warning(
-        "update %d skipped: its gradient is not finite (norm %s); its pairs in the training set, counted from 0: %s%s",
+        "update %d skipped: its gradient is not finite (norm %s); its pairs in the training set, counted from 1: %s%s",
         *(metrics.number, float(metrics.norm), shown, more),
     )

@@ -22,7 +22,7 @@ from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError, described
 from nmtkit.scoring.metrics import MetricSettings, build_metrics, score
-from nmtkit.scoring.segments import NEURAL_METRICS, check_installed
+from nmtkit.scoring.segments import NEURAL_METRICS, MetricName, check_available
 
 log = logging.getLogger("nmtkit")
 
@@ -251,8 +251,9 @@ class NeuralScore(Metric):
     metric: str  # one of NEURAL_METRICS
 
     def __init__(self, config: Config) -> None:
-        check_installed(f"--metrics {self.metric}")
-        self.name = f"{self.metric}={getattr(config, self.metric.replace('-', '_') + '_model')}"
+        model = getattr(config, self.metric.replace("-", "_") + "_model")
+        check_available(f"--metrics {self.metric}", MetricName(self.metric, model))
+        self.name = f"{self.metric}={model}"
 
     def score(self, outputs: Outputs) -> float:
         return self._value(outputs, self.name, MetricSettings(sources=tuple(outputs.sources)))

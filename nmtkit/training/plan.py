@@ -24,7 +24,7 @@ from nmtkit.training.run_config import RunConfig
 
 log = logging.getLogger("nmtkit")
 
-MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update for each process
+MAX_TOKENS = 4096  # default tokens of a micro-batch on a CPU, and default tokens per process of an update
 # Largest ratio of micro-batch size to (update size / number of processes). The ratio is above 1 because sentences do
 # not divide evenly: if there were one micro-batch more than processes, all processes would need a second pass.
 SHARE_MARGIN = 1.1
@@ -105,7 +105,7 @@ class RunPlan:
 
 
 def sampling_of(config: RunConfig, split: Split) -> DirectionSampling | None:
-    """Returns the sampling of the directions of a training set, or None if every epoch has each pair once.
+    """Returns the sampling of the directions (language pairs) of a training set, or None if epochs have all pairs once.
 
     Raises ValueError for a dataset of one direction, an unknown direction, and weights with which an epoch may have no
     pairs. (The loader would skip such an epoch, its validation and its checkpoint.)

@@ -3,7 +3,6 @@
 The page loads nothing from the network. While the run lasts, the browser reads the page again every `REFRESH` seconds.
 """
 
-import json
 import logging
 import math
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nmtkit.config import flag_name, setting_text, to_dict, to_toml
-from nmtkit.config.files import write_atomically
+from nmtkit.config.files import parse_json, write_atomically
 from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, line_chart
 from nmtkit.pages.document import Html, render
@@ -63,7 +62,7 @@ def read_lines(log: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # splitlines would also split at U+2028
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             continue
         if isinstance(record, dict) and "kind" in record:
@@ -254,7 +253,7 @@ def _facts(start: Mapping[str, Any], seconds: float) -> list[tuple[str, str]]:
 
 
 def _unbroken(text: str) -> Html:
-    """Returns a command or a sentence as HTML in which no line breaks at a hyphen inside a word, such as a flag."""
+    """Returns a command or a sentence as HTML without line breaks at hyphens inside words, for example inside flags."""
     whole = Html('<span class="unbroken">{}</span>')
     return Html(" ").join(whole.format(word) if "-" in word else word for word in text.split())
 

@@ -29,7 +29,7 @@ EXPECTED_CHANGES = (
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
     """Returns, by name, the facts that must not change when a run is resumed."""
     settings = job.tables()["architecture"]
-    # Checked only for many directions: old checkpoints, which all have one direction, do not contain these facts.
+    # Only for many directions (language pairs): old checkpoints have one direction and do not contain these facts.
     sampling = {
         "directions": [str(direction) for direction in dataset.directions],
         "sampling temperature": job.run.sampling_temperature,

@@ -38,7 +38,8 @@ class RunConfig(Config):
 
     batch_tokens: int | None = option(
         None,
-        "Size of an update in tokens of the larger side, over all processes; none: one micro-batch per process.",
+        "Size of an update in tokens of the larger side (source or target), over all processes; none: one micro-batch "
+        "per process.",
         min=1,
         section="Batches",
     )

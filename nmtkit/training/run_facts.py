@@ -24,12 +24,12 @@ from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
-RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # flags of one resume, turned off
+RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # flags for one resume, turned off
 BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
 
 
 def input_fingerprints(job: JobConfig, accesses: Container[str] = ("read", "start")) -> dict[str, str]:
-    """Returns 12 hexadecimal digits for each setting that names files, which identify the contents of these files.
+    """Returns, for each setting that names files, 12 hexadecimal digits that identify the contents of these files.
 
     `accesses` selects the settings: "read" for files that the run reads at each start, "start" for files that the run
     reads only at its first start. A model is identified by its weights, and a folder by its manifest. Settings with
@@ -58,8 +58,8 @@ def _digits(files: Sequence[Path], models: bool) -> str:
 def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the command, data, settings, versions and device of a run, in plain types.
 
-    `before` has the facts of the checkpoint from which the run resumes. The facts about the base of fine-tuning, and
-    about other files that only the first start reads, are copied from `before`, because the files may be missing.
+    `before` has the facts of the checkpoint from which the run resumes. Files that only the first start reads, such as
+    the base of fine-tuning, may be missing, so the facts about these files are copied from `before`.
     """
     inputs = input_fingerprints(plan.job)
     if before is None:

@@ -188,7 +188,7 @@ SHOWN_DIRECTIONS = 30  # largest number of directions whose scores are shown in 
 UNTRAINED = {True: (), False: ("(not trained)",)}
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
-LEFT_OUT = ("seconds", "norm", "tokens_per_second", "ppl", "lr")  # a narrow line leaves them out first, in this order
+LEFT_OUT = ("seconds", "norm", "tokens_per_second", "ppl", "lr")  # fields that a narrow line leaves out first
 KEPT = ("update", "loss", "epoch", "seconds_left")  # fields that a narrow line leaves out last
 HIDDEN = ("nll",)  # numbers that are not shown, because ppl = exp(nll) is shown
 NO_SCORES = (*HIDDEN, "ppl", "seconds")

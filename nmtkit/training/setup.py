@@ -76,7 +76,7 @@ def build_validator(
     """Returns the validator of all validation subsets, or None if the run does not validate.
 
     If the run has callbacks, which may ask for validations, returns a validator whenever the dataset has the subsets.
-    `callbacks`: whether there are callbacks that the job does not name. Raises ValueError for an empty subset.
+    `callbacks` says whether there are callbacks that the job does not name. Raises ValueError for an empty subset.
     """
     config, metrics = plan.job.run, plan.job.metrics()
     names = config.valid_subset
@@ -159,7 +159,7 @@ def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
         if transform.monolingual and not split.has_monolingual_rows:
             raise ValueError(
                 f"--transforms {name} has no effect: it changes pairs from a language to itself, and the training set "
-                "has no such pairs; preprocess makes them from a corpus with one language in --corpora, or if "
+                "has no such pairs; preprocess makes such pairs if a corpus of --corpora has only one language, or if "
                 "--source-lang and --target-lang are equal"
             )
     return TransformPipeline(chosen, split.tokenizer, job.run.seed) if chosen else None
@@ -177,7 +177,7 @@ def build_trainer(
 
     `updates` is the number of updates of the whole run, by default --max-update. If the criterion comes from a plug-in,
     a few pairs of `dataset` are used to check that the criterion returns a sum. If a fine-tuned model cannot produce
-    pieces of `dataset`, their output bias is raised.
+    pieces of `dataset`, the output bias of these pieces is raised.
     """
     model = build_model(job, tokenizer)
     architecture, criterion, scheduler = (
@@ -199,7 +199,7 @@ def build_trainer(
         _load_embeddings(job, model, tokenizer)
     if job.run.adapter_rank and job.run.finetune_from:
         adapters = adapters_of(model, tokenizer, job.run, job.run.finetune_from)
-        model.shortlist = None  # `checkpoint.load` reads the shortlist of the base
+        model.shortlist = None  # not stored with adapters; the base has a shortlist
     if frozen := choose_trained(model, job.run):
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
@@ -212,7 +212,7 @@ def build_trainer(
         raise ValueError(
             f"--compile has no effect on --criterion {criterion.name}, which does not call the compiled forward pass"
         )
-    if job.run.compile and criterion.name == "simcut":  # a hook sets embeddings to zero
+    if job.run.compile and criterion.name == "simcut":  # its hook on embeddings is not compiled
         raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
     if criterion.name == "expected_reward" and not model.reads_source:
         raise ValueError(

@@ -231,9 +231,10 @@ class Trainer:
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the weights to save by name: the averages, if there are any; with adapters: only the adapters.
+        """Returns the weights to save, by name: the averages if there are any, otherwise the trained weights.
 
-        The result is complete on rank 0. Every rank must call this method.
+        If the model has adapters, the result has only the adapters. The result is complete on rank 0. Every rank must
+        call this method.
         """
         chosen = adapters_in if self.adapters else dict
         if self.averages is None:

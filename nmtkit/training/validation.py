@@ -62,9 +62,9 @@ class Validator:
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     target_lang: str | None = None  # language of the references, for metrics
-    # for a split of many directions: the directions over which the scores of the split are averaged
+    # for a split of many directions (language pairs): the directions over which the scores are averaged
     averaged: Sequence[Direction] = ()
-    told: set[str] = field(default_factory=set)  # engines that the log has already named
+    told: set[str] = field(default_factory=set)  # engines (implementations of the search) already named in the log
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
@@ -323,7 +323,7 @@ class Validator:
     def followed(self) -> list[dict[str, str]]:
         """Returns source, translation and reference of up to three fixed sentences of different lengths.
 
-        The rows of a split of many directions also have their direction, such as en-de.
+        For a split of many directions, each sentence also has its direction, such as en-de.
         """
         order = np.argsort(self.lengths, kind="stable")
         rows = dict.fromkeys(int(order[int(share * len(order))]) for share in FOLLOWED)
@@ -338,7 +338,7 @@ class Validator:
         ]
 
     def rated(self) -> tuple[list[RatedTranslation], list[RatedTranslation]]:
-        """Returns the translations with the highest chrF, best first, and with the lowest chrF, worst first."""
+        """Returns the `RATED` translations with the highest chrF, best first, and with the lowest chrF, worst first."""
         from sacrebleu import sentence_chrf
 
         rows = [

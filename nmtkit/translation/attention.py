@@ -55,8 +55,8 @@ def attend(
     """Returns the attention weights of a model over `source` and `target`.
 
     `languages` are the codes of the source and target language, for a model of several languages. Without `target`, the
-    model translates `source`. Raises ValueError for an empty source, for a source that is too long, and for a model
-    without attention.
+    model translates `source` with the given `beam`. Raises ValueError for an empty source, for a text with more pieces
+    than the model has positions, and for a model without attention.
     """
     device = next(model.parameters()).device
     search = SearchOptions(

@@ -1,4 +1,4 @@
-"""Translates a subset of a dataset with several directions. Each row has its own target language."""
+"""Translates a subset of a dataset whose rows have different directions (source and target language)."""
 
 import dataclasses
 from collections import deque
@@ -20,7 +20,8 @@ from nmtkit.translation.translator import Translator
 class DirectionsTranslator:
     """Translates the rows of `split` in windows of at most `window` rows of one direction.
 
-    Raises ValueError if `search` names languages, or if the rows are not sorted by direction, as in a training set.
+    Raises ValueError if `search` names languages, or if the rows are not sorted by direction. The rows of a training
+    set are not sorted.
     """
 
     def __init__(

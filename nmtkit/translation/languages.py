@@ -24,8 +24,9 @@ def in_language(search: SearchOptions, tokenizer: Tokenizer, models: Sequence[Ar
     """Returns the options `search`. If all `models` are language models, sets the language codes that they need.
 
     If `models` is empty, the tokenizer belongs to a translation model. For language models, `source_lang` of the result
-    is the code of the target language. Raises ValueError if a source language is given for language models, or if the
-    target language is missing for language models of several languages.
+    is the code of the target language, too. If the tokenizer has tokens of target languages only, `source_lang` stays
+    None, and `target_lang` may be missing. Raises ValueError if a source language is given for language models, or if
+    the target language is missing for language models with other language tokens.
     """
     if not models or any(model.reads_source for model in models):
         return search

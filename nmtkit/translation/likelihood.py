@@ -104,7 +104,7 @@ def text_likelihoods(
     columns: ColumnNames | None,
     languages: Codes,
 ) -> dict[str, list[Likelihood]]:
-    """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.
+    """Returns a dict from the name of each file of `systems`, or of `stream`, to the likelihoods of its lines.
 
     `path` is the checkpoint of the model. `source` is the file of the source texts, or None for a language model. If
     `source` is a corpus, `columns` are the columns of its two sides. `languages` are the source and target language.

@@ -1,4 +1,4 @@
-"""Lines in and out: requests from files, datasets or a stream; translations as text, JSON and reports."""
+"""Reads requests from files, datasets or a stream. Writes translations as text, JSON and reports."""
 
 import dataclasses
 import json

@@ -146,10 +146,10 @@ class DeviceOptions(Config):
     )
     engine: str = option(
         "auto",
-        "auto: slots on a GPU, numba on a CPU (torch if numba does not support the model or the options, or is not "
-        "compiled yet); torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a search that the package "
-        "numba compiles for this CPU; ctranslate2: the package CTranslate2 on a CPU (writes a converted model next to "
-        "the checkpoint); or the name of a plug-in's engine",
+        "auto: slots on a GPU (torch on mps), numba on a CPU (torch if numba does not support the model or the "
+        "options, or is not compiled yet); torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a search "
+        "that the package numba compiles for this CPU; ctranslate2: the package CTranslate2 on a CPU (writes a "
+        "converted model next to the checkpoint); or the name of a plug-in's engine",
         metavar="NAME",
     )
     device: str = option(
@@ -167,12 +167,14 @@ class DeviceOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorOptions(Config):
-    """Settings of long lines and of batches. Batches do not change translations."""
+    """Settings of long lines and of batches. The settings of batches do not change translations."""
 
     max_source_len: int = option(
         1024, "maximum pieces of a line that is translated as a whole; see --long-lines", min=1, max=1_000_000
     )
-    long_lines: Literal["split", "cut"] = option("split", "split a line that is too long into parts, or cut it off")
+    long_lines: Literal["split", "cut"] = option(
+        "split", "split: divide a line that is too long, and join the translations of the parts; cut: cut off its end"
+    )
     max_tokens: int | None = option(
         None,
         "maximum source tokens of a batch; changes speed, not results; default: 2048 on a CPU, 16384 on a GPU",

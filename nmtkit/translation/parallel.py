@@ -24,7 +24,7 @@ def worker_processes(
 
     Forked processes share the weights of `translator`; without fork, each process calls `load`. Call this
     function before other threads start. The decoder yields results when they are ready. It raises the errors of the
-    workers, and raises ChildProcessError if a worker was killed.
+    workers, and raises ChildProcessError if a worker was killed or hangs.
     """
 
     def tasks(batches: Iterable[SegmentBatch]) -> Iterator[Task | None]:

@@ -10,6 +10,7 @@ from typing import Literal
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizers.piece_spans import copied_piece, decoded_pieces, source_spans
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
+from nmtkit.jobs.threads import without_messages
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import TooLongError
 from nmtkit.scoring.segments import SegmentMetric
@@ -46,9 +47,9 @@ class Pipeline:
     >>> for translation in translator.run(windows, pipeline): ...
 
     `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
-    translations have word alignments, unless the translations contain markup. `models` are all models that read the
-    segments or the outputs; their positions limit the lengths of both. `device` is the device of the metric of --mbr.
-    `terms` is the glossary of `text`, if it has been read already.
+    translations have word alignments, except with `text.markup`. `models` are all models that read the segments or the
+    outputs. The positions of these models limit the lengths of segments and outputs. `device` is the device of the
+    metric of --mbr. `terms` is the glossary of `text`, if it has been read already.
 
     Raises ValueError for a language or tag that the model does not have, for a --min-len above the positions of the
     models, for a pattern that is not a regular expression, for a glossary line that is not a term, and for a search
@@ -103,7 +104,8 @@ class Pipeline:
     def segments(self, requests: Sequence[Request], first_id: int = 0) -> list[SegmentNode]:
         """Returns the tree of segments of each request. Its leaves are the input of the model.
 
-        Raises ValueError, with the number of the line, for constraints that cannot be met.
+        Raises ValueError, with the number of the line, for a request that cannot be translated, such as constraints
+        that cannot be met or a missing reference.
         """
         lines = []
         encoded: list[SegmentNode] = []  # nodes whose segments the tokenizer encodes
@@ -134,13 +136,10 @@ class Pipeline:
     def check_all(self, windows: Iterable[Sequence[Request]]) -> None:
         """Checks all lines like `check`, before the first batch. Logs no warnings: `segments` logs them later."""
         checked = 0
-        logger.disabled = True
-        try:
+        with without_messages(logger):
             for window in windows:
                 self.check(window, checked)
                 checked += len(window)
-        finally:
-            logger.disabled = False
 
     def first_segment(self, id: int, request: Request) -> TextSegment:
         """Returns the segment of a whole line, with its constraints. Raises ValueError for impossible constraints."""
@@ -191,8 +190,8 @@ class Pipeline:
         for avoided in line.segment.constraints.avoided:  # a step may have copied such a text from the source
             if any(avoided.is_in_line(each.text) for each in hypotheses):
                 logger.warning(
-                    "line %d: the translation contains %r, which --avoid forbids, because the text was copied from the "
-                    "source", line.segment.id + 1, avoided.text.decode(),
+                    "line %d: the translation contains %r, although --avoid forbids this text: the text was copied "
+                    "from the source", line.segment.id + 1, avoided.text.decode(),
                 )  # fmt: skip
         if self.links:
             hypotheses = [
@@ -412,7 +411,7 @@ class ModelInput(Step):
         return word_links(segment.text, text, self.source_spans(segment), spans, rows)
 
     def with_copies(self, segment: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> list[str]:
-        """Returns the pieces of an output, with the source piece of the highest attention weight for each <unk>.
+        """Returns the pieces of an output. The source piece with the highest attention weight replaces each <unk>.
 
         A copied piece begins a word of the output if it begins a word of the source. If the target vocabulary has no
         piece for a single space, each <unk> begins a word.

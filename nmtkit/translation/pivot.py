@@ -8,7 +8,7 @@ from itertools import islice
 
 from nmtkit.config import changed_flags, check_flags, suggestion
 from nmtkit.models.building import languages_of
-from nmtkit.text.languages import NAMES, subtags
+from nmtkit.text.languages import NAMES, same_language, subtags
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
 from nmtkit.translation.pipeline import Pipeline
@@ -118,7 +118,7 @@ def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
 def check_directions(pivot: str, *, first: Translator, second: Translator) -> None:
     """Raises ValueError if `first` cannot translate into the pivot language, or `second` cannot translate out of it.
 
-    Only models of one direction are checked. Codes without a name in NAMES are not compared, because such codes may be
+    Only models of one direction are checked. Codes without a name in NAMES are not compared, because such codes may
     stand for groups of languages, such as gem in OPUS-MT.
     """
     if first is second and not first.tokenizer.languages:
@@ -130,7 +130,7 @@ def check_directions(pivot: str, *, first: Translator, second: Translator) -> No
         known = translator.paths and not translator.tokenizer.languages
         pair = languages_of(translator.paths[0]) if known else None
         code = subtags(pivot if pair is None else pair[side])[0]
-        if pair is not None and code in NAMES and code != subtags(pivot)[0]:
+        if pair is not None and code in NAMES and not same_language(code, pivot):
             raise ValueError(
                 f"--pivot {pivot}: {translator.name} translates from {pair[0]} into {pair[1]}, but {flag} must "
                 f"translate {step} {pivot}"

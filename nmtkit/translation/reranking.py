@@ -8,7 +8,6 @@ Sources: Yee et al. 2019, "Simple and Effective Noisy Channel Modeling for Neura
 Machine Translation".
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from nmtkit.config.files import parse_json
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.building import check_language_model, languages_of
 from nmtkit.scoring.segments import MetricName
 from nmtkit.scoring.sentence_metrics import segment_metric
-from nmtkit.text.languages import subtags
+from nmtkit.text.languages import same_language
 from nmtkit.translation.languages import Codes, codes_for
 from nmtkit.translation.likelihood import Likelihood, is_language_model, likelihoods_of_readable
 from nmtkit.translation.options import DeviceOptions
@@ -68,7 +68,7 @@ class NBest:
         return hypotheses
 
     def score(self, hypothesis: dict[str, Any], weights: RerankingWeights) -> float:
-        """Returns the score of a hypothesis. The score is -inf if a value whose weight is not 0 is None."""
+        """Returns the score of a hypothesis. The score is -inf if a value that has a weight other than 0 is None."""
 
         def weighted(parts: Mapping[str, float]) -> float:
             values = ((weight, hypothesis.get(name, 0.0)) for name, weight in parts.items() if weight)
@@ -115,7 +115,7 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
     lists = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             for each in record["hypotheses"]:
                 _ = each["text"] + "", each["log_probability"], len(each["pieces"])
                 numbers = [each[name] for name in LOG_PROBABILITIES if each.get(name) is not None]
@@ -142,7 +142,7 @@ def check_one_direction(lists: Sequence[NBest], name: str) -> None:
 
 
 def known_features(lists: Sequence[NBest], name: str) -> list[str]:
-    """Returns the models (keys of `FIELDS`) whose log probabilities all hypotheses have.
+    """Returns the models (keys of `FIELDS`) whose log probabilities are in every hypothesis.
 
     Raises ValueError if only some hypotheses have the log probability of a model. `name` is the file of the lists.
     """
@@ -234,7 +234,7 @@ def language_for_lm(path: Path, model: Translator, target_lang: str | None) -> s
         check_language(path, model, "--target-lang", target_lang)
         return target_lang
     own = (languages_of(path) or (None, None))[1]
-    if own and target_lang and subtags(own)[0] != subtags(target_lang)[0]:
+    if own and target_lang and not same_language(own, target_lang):
         raise ValueError(f"--lm {path} is a model of {own}, but --target-lang is {target_lang}")
     return None
 
@@ -256,7 +256,7 @@ def check_backward_direction(
     """
     of_lm = None if lm is None else (languages_of(lm) or (None, None))[1]
     wanted = target_lang or of_lm, source_lang
-    if any(code and subtags(code)[0] != subtags(own)[0] for code, own in zip(wanted, pair, strict=True)):
+    if any(code and not same_language(code, own) for code, own in zip(wanted, pair, strict=True)):
         origins = [f"--lm {lm}"] if of_lm and not target_lang else []
         origins += [flag for flag, code in (("--target-lang", target_lang), ("--source-lang", source_lang)) if code]
         source, target = wanted[0] or "the language of the translations", wanted[1] or "the language of the sources"

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nmtkit.config.files import parse_json
 from nmtkit.data.corpora.lines import LineDecoder
 from nmtkit.data.retries import asked_wait, may_pass, wait_after
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, divide, open_plan
 from nmtkit.scoring.sentence_metrics import segment_metric
-from nmtkit.text.languages import name_of
+from nmtkit.text.languages import name_of, subtags
 from nmtkit.translation.server_config import ServerConfig
 from nmtkit.translation.shards import windows_of_shard
 
@@ -88,7 +89,9 @@ class TranslationServer:
     def _ask(self, text: str, count: int) -> list[str]:
         source, target = self.languages
         if self.config.server_api == "deepl":
-            body: dict[str, Any] = {"text": [text], "source_lang": source.upper(), "target_lang": target.upper()}
+            # DeepL refuses regions of source languages
+            codes = subtags(source)[0].upper(), "-".join(subtags(target)).upper()
+            body: dict[str, Any] = {"text": [text], "source_lang": codes[0], "target_lang": codes[1]}
             return self._answer(body, lambda answer: [str(each["text"]) for each in answer["translations"]])
         prompt = self.config.prompt.replace("{source}", name_of(source)).replace("{target}", name_of(target))
         body = {
@@ -108,7 +111,7 @@ class TranslationServer:
             try:
                 request = urllib.request.Request(self.url, data, self.headers)
                 with urllib.request.urlopen(request, timeout=self.config.request_timeout) as response:
-                    answer = json.load(response)
+                    answer = parse_json(response.read())
                 try:
                     if texts := texts_of(answer):
                         return texts
@@ -147,8 +150,9 @@ def best(
 ) -> str:
     """Returns the chosen candidate translation of `source`. Of equally good candidates, the first is returned.
 
-    If `choose` is "first", returns the first candidate. Otherwise, returns the candidate with the highest quality by
-    `metric` if there is a reference, or the candidate with the highest utility (`SegmentMetric.utilities`).
+    If `choose` is "first", returns the first candidate. Otherwise, `metric` chooses. With a reference, returns the
+    candidate with the highest quality. Without a reference, returns the candidate with the highest utility
+    (`SegmentMetric.utilities`).
     """
     if choose == "first" or len(candidates) == 1:
         return candidates[0]

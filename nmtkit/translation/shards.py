@@ -18,6 +18,7 @@ from nmtkit.data.corpora.compression import is_compressed
 from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder
 from nmtkit.jobs import distributed, machine_code
+from nmtkit.jobs.processes import is_first
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Shard, check_regular, divide, open_plan
 from nmtkit.jobs.shard_processes import Factory, ShardResults, shard_processes
@@ -123,7 +124,7 @@ class ShardTranslator:
         """
         settings = self.settings
         requests = self._requests(shard, counts)
-        decoder = self.translator.batch_decoder(self.pipeline.search)
+        decoder = self.translator.decoder.decoder(self.pipeline.search, tell=is_first())
         translations = self.translator.run(requests, self.pipeline, decoder, settings.processes, first=shard.first)
         written = 0
         for translation in translations:
@@ -166,7 +167,7 @@ def windows_of_shard(shard: Shard, decoders: Sequence[LineDecoder]) -> Iterator[
 
 
 class ShardedTranslation:
-    """Translates `files` in shards. The constructor reads the plan in the folder, or makes it.
+    """Translates `files` in shards. The constructor reads the plan of the shards in `options.output_dir`, or makes it.
 
     `settings.texts` has the input and a line file for each field of `settings.fields`. With `languages`, the source
     side of a corpus such as a .tsv is translated, with the given `columns`. Without `languages`, the lines of the file

@@ -35,12 +35,12 @@ logger = logging.getLogger("nmtkit")
 class TextSegment:
     """A line, or a part of a line, that a step hands to the next step. Comments name the steps that set a field.
 
-    Only `encode` changes a segment. Other steps make new segments.
+    Only `pipeline.encode` changes a segment. Steps make new segments.
     """
 
     id: int  # number of the line, counted from 0
     text: str
-    ids: list[int] | None = None  # ids of the text without eos: `encode`, or the request for a line of a dataset
+    ids: list[int] | None = None  # `encode`, or the request for a line of a dataset: ids of the text without eos
     constraints: Constraints = NO_CONSTRAINTS  # the request; LengthLimit
     reference: list[int] | None = None  # the request
     tags: Sequence[int] = ()  # Tags: ids of the tags of the line, which the text lacks
@@ -171,8 +171,7 @@ class InvisibleCharacters(Step):
         positions = [0]
         for char in text:
             last = positions[-1]
-            # white space is visible, so it has its own position
-            positions.append(last + (last < len(visible) and (visible[last] == char or char.isspace())))
+            positions.append(last + (visible[last : last + 1] == char))
         return positions
 
 

@@ -270,7 +270,7 @@ class Translator:
 
 
 def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[int]:
-    """Returns the end of each batch of segments. `lengths` are the token counts of the segments, in descending order.
+    """Returns the index after the last segment of each batch. `lengths` are the token counts of segments, descending.
 
     A batch has at most `max_tokens` tokens, padding included. For several processes, the number of batches is a
     multiple of the number of processes if there are enough segments, and the costs of the batches are as even as

@@ -406,6 +406,7 @@ def test_training_makes_the_checkpoints_of_the_command(mirror_data: Path, tmp_pa
     assert isinstance(nmtkit.load(result.best, device="cpu").translate("bado kelu"), str)
 
 
+@pytest.mark.slow
 def test_a_run_logs_validation_sentences_with_separators_of_lines(mirror_data: Path, tmp_path: Path) -> None:
     """Only a newline ends a line. U+2028, U+2029 and U+0085 end a line for `str.splitlines`."""
     odd = "bado\u2028kelu\u2029bado\x85kelu"

@@ -86,6 +86,7 @@ def test_samples_that_do_not_exist_have_the_log_probability_minus_infinity(tmp_p
     assert (log_prob[0, size:] == -math.inf).all()
 
 
+@pytest.mark.slow
 def test_pairs_of_samples_have_the_frequencies_of_a_draw_without_replacement(tmp_path: Path) -> None:
     path = limited(tmp_path / "model.pt")
     model, text, draws = nmtkit.load(path, device="cpu"), "All are equal .", 3000

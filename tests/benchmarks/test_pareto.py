@@ -29,6 +29,7 @@ def test_the_frontier_has_the_systems_that_no_other_system_beats(pareto: ModuleT
     assert pareto.frontier(sizes, "MB", less_is_better=True) == [False, True, True, True]  # BLEU 30, 31, 29, 31
 
 
+@pytest.mark.slow
 def test_the_figure_of_the_readme_is_drawn_from_the_stored_numbers(
     pareto: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

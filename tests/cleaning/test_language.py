@@ -19,6 +19,7 @@ LINES = ["", "...", "SCHÖN IST ES HIER", "héllo wörld", "🙂", "これは日
          *(line for pair in read_corpus()["train"][:40] for line in pair)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_probabilities_equal_py3langid() -> None:
     langid = pytest.importorskip("py3langid.langid")
     plain = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
@@ -29,6 +30,7 @@ def test_probabilities_equal_py3langid() -> None:
         np.testing.assert_allclose(row, [expected[name] for name in identifier.languages], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_model_in_the_cache_is_the_model_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NMTKIT_CACHE", str(tmp_path))
     read = language_identification._model.__wrapped__
@@ -78,6 +80,7 @@ def test_languages_that_the_identifier_does_not_tell_apart_are_never_swapped(
     assert swapped.drops(swapped.score(TextBlock(*lines))).sum() == pytest.approx(dropped, abs=10 * (dropped > 0))
 
 
+@pytest.mark.slow
 def test_word_tables_find_pairs_that_are_not_translations() -> None:
     pairs = read_corpus()["train"][:3000]
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -89,6 +92,7 @@ def test_word_tables_find_pairs_that_are_not_translations() -> None:
     assert wrong.mean() > 0.6
 
 
+@pytest.mark.slow
 def test_word_tables_find_half_of_a_line_without_source() -> None:
     pairs = read_corpus()["train"][:4000]
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))

@@ -47,6 +47,8 @@ GOOD = [
     ("1,200,000,000 dong in 2 years", "2 năm, 1 tỷ 200 triệu đồng"),
     # old agreements
     ("the 1980s and 3 pm", "die 80er und 15 Uhr"),
+    ("at 8 pm and at 10 pm", "um 20 Uhr und um 22 Uhr"),
+    ("in 2017 and 2010", "ในปี 2560 และ 2553"),
     ("2 men and one dog", "zwei Männer und ein Hund"),
 ]
 BAD = [

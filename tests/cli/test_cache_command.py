@@ -59,7 +59,7 @@ def test_models_are_removed_by_name(commits: dict[str, str], hub: HubServer) -> 
 
 def test_a_wrong_name_removes_nothing(commits: dict[str, str]) -> None:
     before = cache().stdout
-    for names in (["hf:org/none"], ["hf:org/one", "hf:org/none"], ["hf:org/one@v9"], []):
+    for names in (["hf:org/none"], ["hf:org/one", "hf:org/none"], ["hf:org/one@v9"], ["hf:org/one@"], []):
         result = CliRunner().invoke(main, ["cache", "remove", *names])
         assert result.exit_code == 2
         if names:

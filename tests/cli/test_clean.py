@@ -84,6 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_each_kind_of_noise_has_its_reason(folder: Path) -> None:
     reasons = {(source, target): others["reason"] for source, target, others in read(folder / "dropped.jsonl")}
     for name, rows in BAD.items():
@@ -114,6 +115,7 @@ def test_the_scores_have_a_row_for_each_pair(folder: Path) -> None:
     assert long["length"] == 2499  # 500 words of four letters, and the spaces between the words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scores.parquet", "scores.tsv.gz"])
 def test_scores_are_applied_again_with_other_limits(name: str, folder: Path, tmp_path: Path) -> None:
     if name.endswith("gz"):
@@ -197,12 +199,14 @@ def test_the_report_has_counts_histograms_and_examples(folder: Path) -> None:
     assert 0 < len(counts) <= 12 and counts == sorted(counts, reverse=True) and counts[-1] > 0
 
 
+@pytest.mark.slow
 def test_workers_give_the_bytes_of_one_process(folder: Path, tmp_path: Path) -> None:
     flags = ("--exclude", folder / "test.tsv", "--output", tmp_path / "o.tsv", "--workers", "3")
     succeeds(folder / "noisy.tsv", *flags)
     assert (tmp_path / "o.tsv").read_bytes() == (folder / "out.tsv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main_process, checked_scores = os.getpid(), blocks.checked_scores
 

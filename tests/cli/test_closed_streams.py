@@ -95,6 +95,7 @@ def test_commands_that_write_files_do_without_standard_input(forks: Forks, folde
     )  # a file would get the descriptor of standard output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [None, "/dev/full"], ids=["closed", "full"])
 @pytest.mark.parametrize("command", [*READERS.values(), "inspect missing", "score --ref missing"])
 def test_without_stderr_the_exit_code_is_as_ever(forks: Forks, folder: Path, command: str, stream: str | None) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -210,6 +211,21 @@ def test_curves_are_written_as_numbers_and_as_a_figure(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "one of these suffixes" in refused.stderr
     missing = compare(*folders, "--curves", tmp_path / "no/curves.csv")
     assert missing.exit_code == 2 and "does not exist" in missing.stderr
+
+
+def test_a_figure_that_cannot_be_written_is_refused_before_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "one", END)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for words, said in (
+        (["--curves", "a.doc"], ".csv"),
+        (["--curves", "a.pdf"], "nmtkit[plots]"),
+        (["--base", "one", "--plot", "a.txt"], ".svg"),
+        (["--base", "one", "--plot", "a.svg"], "nmtkit[plots]"),
+    ):
+        refused = compare(folder, *words)
+        assert (refused.exit_code, refused.stdout) == (2, "") and said in refused.stderr, words
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "160"])

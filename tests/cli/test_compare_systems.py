@@ -77,6 +77,7 @@ def test_settings_are_those_of_score(folder: Path) -> None:
     assert result.stdout == scored.stdout
 
 
+@pytest.mark.slow
 def test_words_are_marked_as_in_the_reference_or_not() -> None:
     first, second = differences("Der Hund läuft schnell .", "Der Kater läuft weit weg .", ["Der Hund rennt weit weg ."])
     assert first == [("Der ", ""), ("Hund", "right"), (" läuft ", ""), ("schnell", "wrong"), (" .", "")]

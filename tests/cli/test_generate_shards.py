@@ -19,6 +19,7 @@ from nmtkit.cli import main
 from nmtkit.cli.shards import run_shards
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Shard, divide, open_plan
+from nmtkit.translation.engines.engine import Decoder
 
 LINES = [" ".join(WORDS[number % 7 : number % 7 + 1 + number % 5]) for number in range(23)] + ["", "a\u2028dog"]
 
@@ -59,6 +60,15 @@ CASES: dict[str, tuple[str, ...]] = {
     "prefixes": ("--input", "text", "--prefix", "reference.gz"),
     "scores": ("--input", "text", "--score-reference", "--reference", "reference"),
 }
+
+
+def test_the_log_names_the_engine_once_for_all_processes(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "tell", lambda *arguments, **more: os.write(2, b"told by %d\n" % os.getpid()))
+    words = ["--input", folder / "text", "--output-dir", tmp_path / "job", "--shard-lines", 5, "--workers", 2]
+    assert generate(folder, *words, *SHORT).exit_code == 0
+    assert len(set(re.findall(r"told by \d+", capfd.readouterr().err))) == 1
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -161,6 +171,7 @@ def test_flags_without_effect_are_refused(
     assert result.exit_code == 2 and message in result.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_line_stops_the_job_with_its_number(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("".join(f"{line}\n" for line in LINES).encode() + b"\xff\n")
     result = generate(folder, "--input", tmp_path / "text", "--output-dir", tmp_path / "shards", "--shard-lines", 4)

@@ -49,6 +49,7 @@ def test_the_page_of_h_fits_on_a_screen_of_50_lines_and_80_columns(words: list[s
     assert "--help" in lines[-1]
 
 
+@pytest.mark.slow
 def test_no_page_of_h_imports_torch() -> None:
     code = """import sys
 from nmtkit.cli import COMMANDS, main

@@ -33,6 +33,7 @@ def run_folder(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.mark.slow
 def test_parameters_are_counted_by_part_and_shared_ones_once(run_folder: Path) -> None:
     described = json.loads(inspect(str(run_folder / "last.pt"), "--format", "json").output)
     parameters = described["sections"]["Parameters"]

@@ -51,6 +51,7 @@ def generated(folder: Path, *arguments: object) -> list[dict]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["comet", "cometkiwi"])
 def test_candidates_are_sorted_by_their_utility(name: str, folder: Path) -> None:
     text = f"{name}={folder / {'comet': 'comet', 'cometkiwi': 'kiwi'}[name]}"
@@ -89,6 +90,9 @@ def test_an_unknown_metric_is_refused_before_the_model_is_loaded(
         (["rerank", "x", "--estimate", "cometkiwi"], "--feature"),
         (["clean", "-s", "a", "-t", "b", "x", "--output", "y", "--quality", "bleu"], "cometkiwi or metricx-qe"),
         (["train", "x", "--criterion", "expected_reward", "--reward", "commet"], "--reward"),
+        (["train", "x", "--metrics", "comet", "--comet-model", "nowhere"], "nowhere is not a folder"),
+        (["train", "x", "--metrics", "comet", "--comet-model", "nowhere", "--dry-run"], "nowhere is not a folder"),
+        (["rerank", "x", "--tune", "x", "--metric", "comet=nowhere"], "nowhere is not a folder"),
     ):
         result = nmtkit(*flags)
         assert result.exit_code == 2 and fact in " ".join(result.stderr.split()), result.stderr
@@ -113,6 +117,7 @@ def test_rerank_adds_estimates_and_tunes_their_weight(folder: Path, tmp_path: Pa
     assert tuned.exit_code == 0 and estimate in tuned.stderr.replace("\n", ""), tuned.output
 
 
+@pytest.mark.slow
 def test_clean_drops_pairs_of_low_estimated_quality(folder: Path, tmp_path: Path) -> None:
     pairs = read_corpus()["train"][:400]
     corpus = tmp_path / "corpus.tsv"

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.config.plugins import load_plugin
+from nmtkit.config.plugins import load_plugin, source_digests
 from nmtkit.models.architectures import ARCHITECTURES
 
 PLUGIN = '''
@@ -43,6 +43,7 @@ def plugin(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_plugin_of_twenty_lines_trains_and_translates(mirror_data: Path, tmp_path: Path, plugin: Path) -> None:
     assert len([line for line in PLUGIN.splitlines() if line]) <= 25
     runner = CliRunner()
@@ -75,3 +76,15 @@ def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Pat
     assert registry.loaded == 1  # type: ignore[attr-defined]
     with pytest.raises(FileNotFoundError, match=r"gone\.py"):
         load_plugin(str(tmp_path / "gone.py"))
+
+
+def test_a_change_of_one_of_two_plugins_with_one_name_is_noticed(tmp_path: Path) -> None:
+    """The digest of the last file of a name replaced the digests of the others."""
+    for number, text in enumerate(["a = 1", "a = 2", "a = 1", "a = 3"]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "same.py").write_text(text)
+    first, second, equal, changed = (str(tmp_path / str(number) / "same.py") for number in range(4))
+    for name in (first, second, equal, changed):
+        load_plugin(name)
+    assert source_digests([first, second]) == source_digests([second, equal])
+    assert source_digests([first, second]) != source_digests([changed, second])

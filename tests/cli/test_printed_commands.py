@@ -83,6 +83,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mt", "lm"])
 def test_the_next_commands_of_train_and_inspect(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
@@ -143,6 +144,7 @@ def test_commands_begin_with_the_words_that_started_nmtkit(
     assert capsys.readouterr().err == f"next: {shlex.join(expected[0])} one\n"
 
 
+@pytest.mark.slow
 def test_the_next_command_of_rerank(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     tokenizer = nmtkit.load("mt/last.pt").tokenizer

@@ -413,6 +413,7 @@ def test_the_languages_choose_a_side_of_a_corpus_of_several_languages(tmp_path):
     assert unnamed.exit_code == 2 and "(en, de, fr); name" in unnamed.stderr
 
 
+@pytest.mark.slow
 def test_columns_select_the_reference(tmp_path):
     (tmp_path / "c.tsv").write_text("1\ta b\tw x y z\n2\te\tv w\n")
     (tmp_path / "plain").write_text("w x y z\nv w\n")

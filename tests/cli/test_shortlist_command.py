@@ -32,6 +32,7 @@ def path(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(model, tmp_path))
 
 
+@pytest.mark.slow
 def test_lists_are_added_to_the_checkpoint_and_limit_translations(path: Path, mirror_data: Path) -> None:
     before = checkpoint.load(path)
     result = run("shortlist", mirror_data, "--path", path, "--entries", 2, "--frequent", 3)

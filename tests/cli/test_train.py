@@ -45,6 +45,7 @@ def test_a_run_talks_on_stderr_only_and_without_control_characters(mirror_data: 
     assert checkpoint.load(tmp_path / "run" / "last.pt")["update"] == 2
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_names_the_commands_that_follow(mirror_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = [mirror_data, *TINY.split(), "--save-dir", folder, "--save-interval-updates", 1]
@@ -87,6 +88,7 @@ def test_flags_win_over_the_config_and_the_config_over_the_preset(mirror_data: P
     assert tables["lr-scheduler"] == {"name": "fixed", "lr": 0.125, "warmup_updates": 0}
 
 
+@pytest.mark.slow
 def test_none_on_the_command_line_is_no_value_and_not_the_default(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[run]\nsave_interval_updates = 1\n")
     nones = ("keep_last", "save_interval", "save_interval_minutes", "validate_interval")
@@ -121,6 +123,7 @@ def test_the_resolved_config_can_be_fed_back(mirror_data: Path, tmp_path: Path) 
     assert one == other
 
 
+@pytest.mark.slow
 def test_the_saved_config_alone_starts_or_resumes_the_run_from_anywhere(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +412,7 @@ def test_a_setting_of_another_name_in_the_config_is_named(mirror_data: Path, tmp
     assert "'optimiser' is not" in train(mirror_data, "--config", tmp_path / "run.toml").stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
     monkeypatch.chdir(tmp_path)
@@ -425,6 +429,7 @@ def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_under_a_launcher_is_printed_by_the_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -476,6 +481,7 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "several.py"
 
 
+@pytest.mark.slow
 def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
     mirror_data: Path, tmp_path: Path, several: Path
 ) -> None:

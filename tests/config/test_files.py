@@ -8,7 +8,7 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.config.files import atomic_write, new_folder, tidy
+from nmtkit.config.files import atomic_write, new_folder, parse_json, read_toml, tidy
 
 
 def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -106,3 +106,14 @@ def test_an_error_of_reading_keeps_its_message(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent"), atomic_write(tmp_path / "out"):
         (tmp_path / "absent").read_bytes()
     assert os.listdir(tmp_path) == []
+
+
+def test_deep_nesting_is_a_mistake_in_the_file(tmp_path: Path) -> None:
+    """The parsers raise RecursionError, which ended a command with a traceback."""
+    with pytest.raises(ValueError, match="nested"):
+        parse_json("[" * 200_000)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 200_000)
+    with pytest.raises(ValueError, match="nested"):
+        read_toml(tmp_path / "deep.toml")
+    (tmp_path / "mark.toml").write_bytes(b"\xef\xbb\xbfa = 1\n")  # a byte order mark of Windows
+    assert read_toml(tmp_path / "mark.toml") == {"a": 1}

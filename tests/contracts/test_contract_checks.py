@@ -54,6 +54,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_transformer(tmp_path_factory.mktemp("teacher") / "teacher.pt", dataset().tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "kind"),
     [
@@ -266,7 +267,7 @@ BROKEN = [
     (IgnoresTheSource, ["every source word matters"], "features do not depend on word 0 of a source sentence of 6"),
     (HidesState, ["weights survive a round trip"], "must be parameters or registered buffers"),
     (StepsOtherwise, ["a step equals the full pass"], "step differs from the full pass at token 1 of row 0"),
-    (ReadsWeights, ["a prepared model computes the same"], "do not read the weights"),
+    (ReadsWeights, ["a prepared model computes the same"], "not read its weights directly"),
     (ForgetsHooks, ["hooks of a copy are called"], "forward hooks of target are called in the model but not in a copy"),
     (StaticOtherwise, ["static steps equal steps"], "static_step differs from step at token 1"),
     (Remembers, ["training repeats with the seed"], "keep no state between passes"),
@@ -281,6 +282,7 @@ def test_an_architecture_that_breaks_a_promise(registered: Any, cls: type, names
     assert re.search(message, found[names[0]]), found[names[0]]
 
 
+@pytest.mark.slow
 def test_a_sound_architecture_passes(registered: Any) -> None:
     check_architecture(registered(ARCHITECTURES, Sound), width=4)
 
@@ -752,6 +754,7 @@ class PeekingGRU(GRU):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_model_that_peeks_is_not_trained(mirror_data: Path, tmp_path: Path, dry: bool) -> None:
     gru = (Path(__file__).parents[2] / "examples/plugin/gru.py").read_text()

@@ -217,6 +217,7 @@ def test_prepacking(trained: Any, name: str) -> None:
         assert got == pytest.approx([it.log_probability for it in translation.hypotheses], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_static_decoding(trained: Any, name: str) -> None:
     """None of these architectures decodes statically: a static step would bypass the hook of pair_hooked."""
@@ -254,6 +255,7 @@ def test_export(tmp_path: Path, trained: Any, name: str, format: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_resume(mirror_data: Path, tmp_path: Path, trained: Any, name: str) -> None:
     folder, chosen = trained(name)

@@ -45,6 +45,7 @@ for words in {words!r}:
     return python(folder, extras, code)
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_declared_is_hidden(tmp_path: Path) -> None:
     code = """
 try:

@@ -267,6 +267,7 @@ def small() -> demo_corpus.Corpus:
     return demo_corpus.generate(seed=3, train=3000, valid=50, test=100)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_corpus(small: demo_corpus.Corpus) -> None:
     assert demo_corpus.generate(seed=3, train=3000, valid=50, test=100) == small
     assert demo_corpus.generate(seed=4, train=3000, valid=50, test=100) != small
@@ -278,6 +279,7 @@ def test_held_out_sentences_use_combinations_absent_from_training(small: demo_co
         assert any(demo_corpus.held_out(combination) and combination not in known for combination in pair.combinations)
 
 
+@pytest.mark.slow
 def test_the_corpus_in_the_package_is_the_corpus_that_the_generator_makes() -> None:
     assert bz2.decompress(CORPUS.read_bytes()) == bz2.decompress(demo_corpus.packed(demo_corpus.generate()))
 

@@ -482,6 +482,7 @@ elif "--output" in named:
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["student", "backtranslation"])
 def test_a_training_keeps_as_many_checkpoints_as_the_recipe_averages(recipe, tmp_path, monkeypatch):
     """Runs the first command of the page with a stand-in for nmtkit, and checks that nmtkit has the flags."""
@@ -575,6 +576,7 @@ if command in made:
 """
 
 
+@pytest.mark.slow
 def test_the_recipe_for_a_model_of_transformers_tunes_and_scores_it_on_both_sets(tmp_path, monkeypatch):
     folder, log = tmp_path / "finetune", tmp_path / "log"
     shutil.copytree(EXAMPLES / "finetune", folder, ignore=shutil.ignore_patterns("data*", "runs"))
@@ -691,6 +693,7 @@ OTHERS = ("corpora.toml", "denoising.toml", "it-da.toml", "demo.toml")  # not of
 CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name not in OTHERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -85,6 +85,7 @@ def test_a_repeated_token_loses_the_penalty_in_its_own_hypothesis() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_the_engine_keeps_its_contract_and_searches_a_repeated_line_once(tmp_path: Path) -> None:
     plugin = str(ROOT / "examples/plugin/memory.py")
     result = CliRunner().invoke(main, ["check", "--plugin", plugin, "memory"])
@@ -117,6 +118,7 @@ def test_the_variant_turns_queries_by_the_position_and_divides_by_the_temperatur
     assert not [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
 
 
+@pytest.mark.slow
 def test_check_has_the_settings_of_the_named_components() -> None:
     plugin = ["check", "--plugin", str(ROOT / "examples/plugin/gru.py")]
     page = CliRunner().invoke(main, [*plugin, "gru", "--help"])

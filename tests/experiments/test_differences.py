@@ -64,6 +64,7 @@ def rows_of(*arguments: object) -> dict[str, dict[str, Any]]:
     return {row["row"]: row for row in json.loads(result.stdout)["rows"]}
 
 
+@pytest.mark.slow
 def test_each_row_has_its_scores_costs_and_difference_to_the_base(runs: Path, mirror_data: Path) -> None:
     rows = rows_of(runs, "--base", "base")
     assert list(rows) == ["base", "alike", "better"]
@@ -86,6 +87,7 @@ def test_each_row_has_its_scores_costs_and_difference_to_the_base(runs: Path, mi
     assert (lower["name"], lower["verdict"]) == ("chrF2", "lower *")
 
 
+@pytest.mark.slow
 def test_the_table_is_written_in_every_format(runs: Path, tmp_path: Path) -> None:
     arguments = ("compare", runs, "--base", "base")
     plain = rows_of(runs, "--base", "base")["better"]["scores"][0]
@@ -108,6 +110,7 @@ def test_the_table_is_written_in_every_format(runs: Path, tmp_path: Path) -> Non
     assert "<h2>Differences</h2>" in page.read_text() and shown in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_figure_has_the_difference_of_each_row(runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for suffix, beginning in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
@@ -121,6 +124,7 @@ def test_the_figure_has_the_difference_of_each_row(runs: Path, tmp_path: Path) -
     assert refused.exit_code == 2 and ".svg" in refused.stderr
 
 
+@pytest.mark.slow
 def test_only_finished_runs_with_equal_texts_and_searches_are_compared(runs: Path, mirror_data: Path) -> None:
     write_run(runs / "broken,seed=1", mirror_data, wrong=0.1, state="failed", dropout=0.4)
     (runs / "silent,seed=1").mkdir()
@@ -207,13 +211,16 @@ threads = 1
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_translates_with_averages_and_compares_the_rows(
-    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mine.sweep.toml"
     file.write_text(SWEEP.format(data=mirror_data))
+    monkeypatch.setenv(PROGRAM, "python3 -m nmtkit")
     result = invoke("sweep", file, "--format", "json")
     assert result.exit_code == 0, result.stderr
+    assert "seed=1: python3 -m nmtkit train " in result.stderr
     assert [words[1] for words in within_this_process] == ["train", "average-checkpoints", "generate"] * 4
     found = json.loads(result.stdout)
     assert found["base"] == "base" and found["sentences"] == 20
@@ -307,6 +314,7 @@ def test_a_mistake_in_the_translation_is_found_before_anything_is_trained(
     assert not within_this_process
 
 
+@pytest.mark.slow
 def test_a_base_needs_runs_that_translate(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:

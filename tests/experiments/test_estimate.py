@@ -54,6 +54,7 @@ def test_flop_of_a_mixture_are_those_of_the_active_experts() -> None:
     assert expected.flops == transformer_flop(25_000, 64, d, mixture, 2, 37_000)
 
 
+@pytest.mark.slow
 def test_a_running_teacher_costs_its_forward_pass_and_memory(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     path = save_tiny_transformer(tmp_path / "teacher.pt", tokenizer, **TWO_LAYERS, d_model=16, d_ff=24)
@@ -71,6 +72,7 @@ def test_a_running_teacher_costs_its_forward_pass_and_memory(tmp_path: Path) -> 
     assert both.parameters == student.parameters
 
 
+@pytest.mark.slow
 def test_rewards_cost_a_search_and_a_scored_pass_for_each_candidate() -> None:
     def cost(criterion: str, **settings: Any) -> estimate.Estimate:
         names = {"architecture": "transformer_base", "criterion": criterion}
@@ -88,6 +90,7 @@ def test_rewards_cost_a_search_and_a_scored_pass_for_each_candidate() -> None:
     assert cost("r_drop").activation_bytes == 2 * one.activation_bytes
 
 
+@pytest.mark.slow
 def test_moving_averages_are_a_second_copy_of_the_trained_weights() -> None:
     plain, averaged = (estimate.estimate(plan("transformer_tiny", **more), PIECES) for more in ({}, {"ema_decay": 0.9}))
     assert averaged.state_bytes - plain.state_bytes == 4 * sum(plain.parameters.values())
@@ -121,6 +124,7 @@ def test_a_model_of_billions_of_parameters_is_not_allocated() -> None:
     assert expected.flops < 20e12
 
 
+@pytest.mark.slow
 def test_activations_are_those_that_a_real_update_keeps() -> None:
     """A hidden unit of a feed-forward layer is kept once, in fp32, behind the ReLU."""
     one, other = (estimate.estimate(plan("transformer_tiny", dropout=0.0, d_ff=width), PIECES) for width in (256, 512))
@@ -206,6 +210,7 @@ def test_the_time_of_a_run_is_flop_by_a_third_of_the_speed(monkeypatch: pytest.M
     assert estimate.times(replace(expected, updates=None), planned) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_for_a_gpu_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     flags = ["--arch", "transformer_tiny", "--device", "cuda", "--batch-tokens", "25000"]

@@ -80,6 +80,7 @@ def test_a_grid_has_every_combination_and_each_seed(tmp_path: Path) -> None:
     assert len(found) == 8 and found[0] == "lr=0.1,dropout=0,seed=1" and found[-1] == "lr=0.01,dropout=0.3,seed=2"
 
 
+@pytest.mark.slow
 def test_runs_of_equal_cost_differ_in_their_updates(mirror_data: Path, tmp_path: Path) -> None:
     varied = """
     [sweep]
@@ -114,6 +115,7 @@ def test_a_budget_beside_a_number_of_updates_is_refused(tmp_path: Path, varied: 
         sweeps.read(file_of(tmp_path, varied))
 
 
+@pytest.mark.slow
 def test_the_costs_of_table_3_are_those_of_the_formula_and_of_its_page() -> None:
     example = Path(__file__).parents[2] / "examples" / "wmt14"
     chosen = ("--only", "base*,C_layers_2*", "--vocab-size", 37_000)
@@ -156,6 +158,7 @@ def test_several_settings_vary_together(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_named_runs_have_their_names_and_commands_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     varied = "[sweep]\nsave_dir = 'there'\nseeds = [1]\n[sweep.runs]\nbase = {}\n"
     varied += (
@@ -221,7 +224,7 @@ def test_some_runs_alone_are_made_by_name(tmp_path: Path, only: str, made: list[
         ("[sweep]\n", "nothing varies; give seeds"),
         ("[sweep]\nseed = [1]\n", "mean 'seeds'"),
         ("[sweep]\nseeds = []\n", "seeds of [sweep] is"),
-        ("[sweep]\nseeds = [1, 1]\n", "two runs are the"),
+        ("[sweep]\nseeds = [1, 1]\n", "two runs have the"),
         ("[sweep.grid]\nlr = []\n", "lr of [sweep.grid] is"),
         ("[sweep.grid]\nlr = 0.1\n", "lr of [sweep.grid] is 0.1"),
         ("[sweep.grid]\ndroput = [0.1]\n", "mean 'dropout'"),
@@ -234,6 +237,8 @@ def test_some_runs_alone_are_made_by_name(tmp_path: Path, only: str, made: list[
         ("[sweep.grid]\nlr = [1]\n[sweep.zip]\nlr = [1]\n", "[sweep.zip] and [sweep.grid] both"),
         ("[sweep.random]\nlr = [1, 2]\n", "[sweep.random] needs draws"),
         ("[sweep.random]\ndraws = 2\nlr = { min = 2, max = 1 }\n", "lr of [sweep.random]: min"),
+        ("[sweep.random]\ndraws = 2\nlr = { min = 0.1, max = inf }\n", "lr of [sweep.random]: min"),
+        ("[sweep.random]\ndraws = 2\nlr = { min = -inf, max = 0.1 }\n", "lr of [sweep.random]: min"),
         ("[sweep.random]\ndraws = 5\nheads = [1, 2]\nd_ff = { min = 16, max = 17 }\n", "only 4 different combinations"),
         ("[sweep.random]\ndraws = 2\nlr = { low = 1 }\n", "{ min = X, max"),
     ],
@@ -273,6 +278,7 @@ def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported
     assert checkpoint.load(folder / "base,seed=1" / "last.pt")["update"] == 5
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
@@ -335,6 +341,7 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(
         assert files == {path: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
@@ -361,6 +368,7 @@ def test_a_setting_with_many_digits_stays_the_same(
     assert re.search(r"lr +0\.00070710678 +0\.00070710679\n", sweep(file).stderr)
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_another_base_is_not_taken_for_this_one(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
@@ -377,6 +385,7 @@ def test_a_finished_run_of_another_base_is_not_taken_for_this_one(
     assert "finetune_from" in again.stderr and "save_dir" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_another_teacher_is_not_taken_for_this_one(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
@@ -474,12 +483,25 @@ def test_the_report_does_not_replace_the_sweep_file(mirror_data: Path, tmp_path:
     assert file.read_text() == before
 
 
+def test_a_figure_that_cannot_be_written_is_refused_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\nbase = 'base'\n")
+    monkeypatch.setattr(sweeps, "read", lambda file: pytest.fail("the sweep was read"))
+    refused = sweep(file, "--plot", tmp_path / "plot.txt")
+    assert refused.exit_code == 2 and ".svg" in refused.stderr
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    missing = sweep(file, "--plot", tmp_path / "plot.svg")
+    assert missing.exit_code == 2 and "nmtkit[plots]" in missing.stderr
+
+
 def test_a_byte_order_mark_and_line_ends_of_windows_change_no_sweep(tmp_path: Path) -> None:
     file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n")
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
     assert [run.name for run in sweeps.read(file).runs()] == ["seed=1", "seed=2"]
 
 
+@pytest.mark.slow
 def test_data_and_components_vary_too(mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]) -> None:
     (tmp_path / "one").symlink_to(mirror_data)
     (tmp_path / "two").symlink_to(mirror_data)
@@ -533,6 +555,7 @@ def test_optuna_searches_prunes_and_goes_on(
     assert all(1e-4 <= row["settings"]["lr"] <= 1e-2 for row in rows)
 
 
+@pytest.mark.slow
 def test_optuna_follows_a_score_of_another_subset(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:

@@ -261,6 +261,7 @@ def test_a_wrong_shard_is_refused(shard: str) -> None:
         ShardOptions(shard=shard)
 
 
+@pytest.mark.slow
 def test_while_one_process_makes_the_plan_others_wait(tmp_path: Path) -> None:
     """Tasks of a job array begin at the same time: all of them get the same plan."""
     (tmp_path / "text").write_text("".join(f"line {number}\n" for number in range(95)))

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +15,19 @@ from squares import LARGE, Squares
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from nmtkit.config import plugins
+from nmtkit.jobs.processes import restore_handlers
 from nmtkit.jobs.ranks import Ranks, StoreChannel
 from nmtkit.jobs.scheduler import Task, execute_tasks
 from nmtkit.jobs.workers import RESULTS_AHEAD, Shared, Workers
+
+
+def test_the_default_takes_the_place_of_a_signal_handler_of_c_code() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        restore_handlers({signal.SIGTERM: None})  # `signal.signal` returns None for such a handler
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def squares(numbers: Iterable[int]) -> Iterator[Task]:

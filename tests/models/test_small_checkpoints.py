@@ -120,6 +120,7 @@ def generate(path: Path, *flags: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [[], ["--precision", "int8"], ["--shortlist"], ["--precision", "int8", "--shortlist"], ["--alignment", "soft"]],
@@ -135,6 +136,7 @@ def test_translations_are_those_of_the_rounded_weights(path: Path, small: Path, 
         assert one["hypotheses"][0]["score"] == pytest.approx(other["hypotheses"][0]["score"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_int8_inference_uses_the_integers_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has the same embeddings in both files, and only int8 layers: results are bitwise equal.
 
@@ -202,6 +204,7 @@ def test_an_existing_file_and_a_format_without_types_are_refused(path: Path, sma
     assert f"{small} exists already" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [False, True], ids=["all_weights", "adapters"])
 def test_training_continues_from_a_small_checkpoint(mirror_data: Path, tmp_path: Path, adapted: bool) -> None:
     from nmtkit.data.dataset.binarized import Dataset

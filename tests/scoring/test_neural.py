@@ -185,6 +185,7 @@ def test_a_model_of_the_hub_is_named_with_its_commit(hub: HubServer, folder: Pat
     assert f"model:org/kiwi|revision:{commit[:12]}|" in result.signature
 
 
+@pytest.mark.slow
 def test_weights_of_the_hub_in_two_formats_are_downloaded_once(hub: HubServer, folder: Path) -> None:
     contents = {path.name: path.read_bytes() for path in (folder / "metricx").iterdir()}
     hub.add("org/both", contents | {"pytorch_model.bin": b"not read"})

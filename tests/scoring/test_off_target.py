@@ -43,6 +43,7 @@ def test_the_share_of_the_references_is_the_share_of_the_part() -> None:
     assert [each.details.split()[0] for each in column] == ["0.0", "100.0", "50.0"]
 
 
+@pytest.mark.slow
 def test_without_languages_the_identifier_chooses_among_all_as_py3langid_does() -> None:
     identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
     lines = [*ITALIAN, *DANISH, "Hei verden", "Ja", "for at se"]

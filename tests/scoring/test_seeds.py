@@ -40,6 +40,7 @@ def test_without_chance_of_sentences_the_interval_is_that_of_the_t_test(count: i
     assert (found.p_value < 0.05) == (abs(found.value) > found.margin)
 
 
+@pytest.mark.slow
 def test_with_one_seed_the_test_agrees_with_the_randomization_test_of_sacrebleu() -> None:
     references, base = texts(300, 0.30, 1)
     for wrong in (0.30, 0.27, 0.20):
@@ -108,6 +109,7 @@ def experiment(generator: np.random.Generator, count: int, effect: float, spread
     return seeds.difference(*systems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "spread"), [(3, 0.0), (3, 0.05), (3, 0.5), (5, 0.1)])
 def test_intervals_cover_the_truth_in_repeated_experiments(
     count: int, spread: float, monkeypatch: pytest.MonkeyPatch

@@ -318,6 +318,9 @@ def test_a_glossary_of_several_languages_changes(client: Any) -> None:
         "several", [entries("EN", "DE", {"human": "Mensch"}), entries("EN", "PT", {"human": "humano"})]
     )
     id = made.glossary_id
+    for call in (client.get_glossary, client.delete_glossary, client.get_glossary_entries):
+        with pytest.raises(deepl.GlossaryNotFoundException):
+            call(id)
     assert {(each.target_lang, each.entry_count) for each in made.dictionaries} == {("DE", 1), ("PT", 1)}
     assert id not in [each.glossary_id for each in client.list_glossaries()]
     assert id in [each.glossary_id for each in client.list_multilingual_glossaries()]

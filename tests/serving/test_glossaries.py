@@ -140,3 +140,19 @@ def test_the_state_has_a_single_server_and_keeps_counts(tmp_path: Path) -> None:
     with state_folder(tmp_path / "new" / "state") as (usage, store):
         assert usage.counts(ApiKey("a"))["month"].characters == 5 and stored.id in store.glossaries
     shutil.rmtree(tmp_path / "new")
+
+
+def test_the_counts_are_kept_if_the_server_fails(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="failed"), state_folder(tmp_path) as (usage, _):
+        usage.count(ApiKey("a"), characters=5)
+        raise OSError("the server has failed")
+    with state_folder(tmp_path) as (usage, _):
+        assert usage.counts(ApiKey("a"))["month"].characters == 5
+
+
+def test_a_wrong_row_of_csv_is_counted_as_a_row() -> None:
+    """The second row is on the lines 2 and 3, so the third row is on line 4."""
+    with pytest.raises(Refusal, match="row 3"):
+        read_terms('dog,Hund\n"cat\n",Katze\ndog,Hündin\n', "csv")
+    with pytest.raises(Refusal, match="line 2"):
+        read_terms("dog\tHund\ndog\tHündin\n", "tsv")

@@ -291,6 +291,7 @@ def upload(server, name, contents, **headers):
     return server.ask("/translate_file", body, {"Content-Type": "multipart/form-data; boundary=x", **headers})
 
 
+@pytest.mark.slow
 def test_uploads_are_bounded_and_their_names_are_not_used(server):
     assert upload(server, "../../../tmp/evil.txt", b"\n")[0] == 200
     packed = io.BytesIO()
@@ -552,6 +553,7 @@ def test_only_a_client_that_leaves_pays_for_an_unfinished_translation(leaves, co
     assert asyncio.run(run()) == counted
 
 
+@pytest.mark.slow
 def test_long_texts_are_read_one_after_another():
     reading_now, most = 0, 0
 

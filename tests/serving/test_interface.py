@@ -45,6 +45,12 @@ def test_examples_are_valid_requests_and_answers():
         assert set(endpoint.statuses) <= set(STATUSES)
 
 
+def test_every_route_with_fields_names_the_statuses_of_the_door():
+    for endpoint in ENDPOINTS:
+        expected = {400, 403, 413, 415, 429, 504} if endpoint.fields is not None else set()
+        assert expected <= set(endpoint.statuses), endpoint.path
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -101,6 +107,7 @@ def test_the_commands_of_the_page_can_be_pasted(server, document, tmp_path):
         assert status == "200" or (status == "501" and "/detect" in command), (command, result.stdout)
 
 
+@pytest.mark.slow
 def test_the_page_shows_answers_and_every_status(document):
     page = html.unescape(web.documentation(document, "http://translate.example"))
     assert "localhost" not in page and "http://translate.example/download_file/" in page

@@ -43,6 +43,7 @@ def test_a_message_lists_a_few_pairs_and_the_languages_of_many() -> None:
     assert described([*pairs, ("fr", "en")]) == "21 pairs of da, de, en, fr, it, pl"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codes", [("eng_Latn", "ita_Latn"), ("en_XX", "it_IT"), ("en", "it")])
 def test_a_language_is_detected_under_the_code_of_the_model(codes: tuple[str, str]) -> None:
     pytest.importorskip("py3langid")

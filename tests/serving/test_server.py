@@ -1,5 +1,6 @@
 """The interface and the limits of the server, and requests during the end of a process."""
 
+import codecs
 import dataclasses
 import http.client
 import importlib.util
@@ -205,8 +206,17 @@ def test_a_text_file_is_translated_and_fetched(server, expected):
     status, answer = upload(server, "../../a.txt", "\n".join(LINES[:3]).encode())
     assert status == 200
     assert fetch(server, answer).read().decode() == "\n".join(expected[line] for line in LINES[:3])
-    assert upload(server, "a.docx", b"PK")[0] == upload(server, "a.txt", b"\xff\xfe")[0] == 400
+    assert upload(server, "a.docx", b"PK")[0] == upload(server, "a.txt", b"\xff")[0] == 400
     assert server.ask("/download_file/../../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("mark", "codec"), [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (b"", "utf-8")]
+)
+def test_a_text_file_keeps_its_encoding_and_its_byte_order_mark(server, expected, mark, codec):
+    status, answer = upload(server, "a.txt", mark + f"{LINES[0]}\r\n".encode(codec))
+    assert status == 200, answer
+    assert fetch(server, answer).read() == mark + f"{expected[LINES[0]]}\r\n".encode(codec)
 
 
 @pytest.mark.parametrize(
@@ -457,6 +467,7 @@ def test_keys_cors_and_a_full_queue(tmp_path, model):
         assert sorted(statuses)[0] == 200 and sorted(statuses)[-1] == 429
 
 
+@pytest.mark.slow
 def test_the_help_shows_the_default_of_the_server():
     text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
     assert "[default: 1024 on a CPU, 16384 on a GPU]" in text

@@ -74,6 +74,7 @@ def texts_of(answer):
     return [line[0]["text"] for line in answer]
 
 
+@pytest.mark.slow
 def test_lines_are_treated_as_the_operator_asks(path):
     models, _ = load_models(job((PAIR, path), text=TEXT))
     found = texts_of(translate_or_fail(models, task(LINES)))
@@ -89,6 +90,7 @@ def test_a_request_of_html_has_its_tags_and_the_operators_treatment(path):
     assert "#12" in found[0] and "<b>" in found[0]
 
 
+@pytest.mark.slow
 def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms = tmp_path / "terms.tsv"
     terms.write_text("law\tliberty|spirit\nrights\tequal\n")
@@ -111,6 +113,7 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     assert [texts_of(answer) for answer in slot_answers(models, [task(LINES)], False).values()] == [found]
 
 
+@pytest.mark.slow
 def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
     _, tokenizer = from_checkpoint(path)
     lm = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, sharpness=4.0)
@@ -126,6 +129,7 @@ def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
         load_models(job((PAIR, path), search=search))
 
 
+@pytest.mark.slow
 def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
     """Both tasks have arrived before the worker begins. The long line is cut into parts of several batches."""
     models, prepare = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
@@ -143,6 +147,7 @@ def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
     assert answers[1][1] == translate_or_fail(models, task([long]))
 
 
+@pytest.mark.slow
 def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
     """After each part, the worker looks for other batches. The parts of both requests have about as many hypotheses."""
     models, _ = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=120, max_source_len=20)))
@@ -164,6 +169,7 @@ def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
     assert 120 < widest["plain"] <= 240 and widest["all"] <= 240 / 6
 
 
+@pytest.mark.slow
 def test_a_worker_counts_tokens_and_translates_the_lines_that_fit(path):
     models, _ = load_models(job((PAIR, path)))
     lines = ["All are equal.", "1234567890" * 3, *REAL_LINES[:3], "Two dogs."]
@@ -199,6 +205,7 @@ def test_a_worker_ends_when_the_server_has_gone_amid_a_long_line(path):
         ours.receive(wait=True)
 
 
+@pytest.mark.slow
 def test_placeholders_of_weblate_are_kept_and_change_no_other_line(path):
     models, _ = load_models(job((PAIR, path)))
     texts = ["All [X4X] are born free [X17X].", REAL_LINES[1]]
@@ -375,6 +382,7 @@ def multilingual(tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 def test_all_pairs_of_a_multilingual_checkpoint_are_served(multilingual, caplog):
     models, _ = load_models(job((None, multilingual)))
     trained = {("en", "it"), ("it", "en"), ("en", "de"), ("de", "en")}
@@ -406,6 +414,7 @@ def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
     assert isinstance(page, list)
 
 
+@pytest.mark.slow
 def test_a_loop_in_the_first_of_two_steps_is_counted(path, multilingual):
     search = SearchOptions(max_len_a=0.0, max_len_b=20)
     models, _ = load_models(job((("it", "en"), path), (("en", "de"), multilingual), pivot="en", search=search))
@@ -418,6 +427,7 @@ def test_a_loop_in_the_first_of_two_steps_is_counted(path, multilingual):
     assert ["decoded_again" in line[0] for line in answer] == looped
 
 
+@pytest.mark.slow
 def test_two_models_make_a_pair_through_the_pivot_language(path):
     models, _ = load_models(job((("it", "en"), path), (("en", "de"), path), pivot="en"))
     assert list(models) == [("it", "en"), ("en", "de"), ("it", "de")]

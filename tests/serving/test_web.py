@@ -123,6 +123,7 @@ def test_a_browser_translates_and_shows_script_as_text(server, model, tmp_path):
     assert 'class="word"' in output and "<img" not in output
 
 
+@pytest.mark.slow
 def test_pages_with_the_host_of_the_client_fill_no_memory() -> None:
     for number in range(200):
         web._tag(f"a page for host {number}".encode())

@@ -126,7 +126,7 @@ def test_a_file_with_alternatives_repeated_terms_and_a_byte_order_mark(tmp_path,
     ("contents", "message"),
     [
         (b"dog\tHund\ncat Katze\n", r":2: no tab"),
-        (b"dog\tHund\tnoun\n", r":1: 2 tabs; a line is"),
+        (b"dog\tHund\tnoun\n", r":1: 2 tabs; each line must"),
         (b"dog\t\n", r":1: a target term"),
         (b"dog\tHund|\n", r":1: a target term"),
         (b"\tHund\n", r":1: the source term"),

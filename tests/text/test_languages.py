@@ -1,7 +1,7 @@
 import pytest
 
 from nmtkit.data.corpora.corpus import locate
-from nmtkit.text.languages import best_match, includes, is_right_to_left
+from nmtkit.text.languages import best_match, includes, is_right_to_left, same_language
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ from nmtkit.text.languages import best_match, includes, is_right_to_left
 )  # fmt: skip
 def test_codes_match_as_in_bcp_47(wanted: str, code: str, expected: bool) -> None:
     assert includes(wanted, code) is expected
+
+
+def test_a_language_of_a_macrolanguage_is_the_same_language() -> None:
+    for first, second in (("nb", "no"), ("nob_Latn", "no"), ("cmn", "zh-TW"), ("arb_Arab", "ar"), ("en", "eng-GB")):
+        assert same_language(first, second) and same_language(second, first)
+    for first, second in (("nb", "nn"), ("cmn", "yue"), ("id", "ms"), ("en", "enm")):
+        assert not same_language(first, second) and not same_language(second, first)
 
 
 def test_the_script_of_a_code_decides_the_direction() -> None:

@@ -96,6 +96,7 @@ PARTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PARTS, max_size=12).map("".join))
 def test_all_code_of_any_page_stays(page):

@@ -82,6 +82,7 @@ def run_with(callback: Callback, data: Path, save_dir: Path, metrics: str = "acc
     return Run(JobConfig.read(names=names, settings=tiny | off | settings), data, Lines(), [callback]).run().reason
 
 
+@pytest.mark.slow
 def test_hooks_see_every_event_with_what_is_logged(mirror_data: Path, tmp_path: Path) -> None:
     recorder = Recorder()
     run_with(recorder, mirror_data, tmp_path, max_update=5, validate_interval_updates=3, save_interval_updates=2)
@@ -102,6 +103,7 @@ def test_hooks_see_every_event_with_what_is_logged(mirror_data: Path, tmp_path: 
     assert recorder.of("end") == [(5, "--max-update 5 is reached")]
 
 
+@pytest.mark.slow
 def test_a_callback_may_stop_the_run(mirror_data: Path, tmp_path: Path) -> None:
     asks = {"update": lambda run: run.stop("enough") if run.update == 3 else None}
     assert run_with(Recorder(**asks), mirror_data, tmp_path / "one", max_update=50) == "enough"
@@ -113,6 +115,7 @@ def test_a_callback_may_stop_the_run(mirror_data: Path, tmp_path: Path) -> None:
     assert [event[:2] for event in stopped.events[-3:]] == [("validation", 4), ("checkpoint", 4), ("end", 4)]
 
 
+@pytest.mark.slow
 def test_a_callback_may_ask_for_a_validation_and_a_checkpoint(mirror_data: Path, tmp_path: Path) -> None:
     def ask(run: RunState) -> None:
         if run.update == 3:
@@ -208,6 +211,7 @@ def test_state_goes_with_the_checkpoint_also_to_other_ranks(mirror_data: Path, t
     assert "continues with different settings" not in train(mirror_data, tmp_path / "run", "--max-update", 10)
 
 
+@pytest.mark.slow
 def test_the_state_of_a_callback_that_a_resume_leaves_out_is_kept(
     mirror_data: Path, tmp_path: Path, counter: Path
 ) -> None:

@@ -65,6 +65,7 @@ def other_values(hint: Any, value: Any) -> list[Any]:
 NAMES = {type(ARCHITECTURES[name].preset): name for name in sorted(TINY_CONFIGS)}.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name.startswith("transformer") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )

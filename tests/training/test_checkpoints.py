@@ -53,3 +53,9 @@ def test_a_damaged_old_checkpoint_does_not_stay_the_best(tmp_path: Path, caplog:
     best = resumed.save(contents(5, 2.0))
     assert (tmp_path / "best.pt").resolve() == best.resolve()
     resumed.unlock()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_is_never_the_best(value: float, tmp_path: Path) -> None:
+    """Each validation with such a score wrote a checkpoint."""
+    assert not CheckpointManager(tmp_path, None, 2, OBJECTIVE).is_best(value)

@@ -30,6 +30,7 @@ def test_a_jump_of_the_learning_rate_is_announced(
     assert (expected in caplog.messages) == jumps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_update", [None, 100_000])
 def test_a_decay_ends_where_the_epochs_do(mirror_data: Path, tmp_path: Path, max_update: int | None) -> None:
     made = run(mirror_data, tmp_path, "cosine", warmup_updates=2, max_epoch=2, max_update=max_update)

@@ -72,6 +72,7 @@ def domain_data(base: Path, mirror_data: Path, tmp_path_factory: pytest.TempPath
     return folder / "data-bin"
 
 
+@pytest.mark.slow
 def test_the_first_validation_is_that_of_the_unchanged_model(base: Path, mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", "--finetune-from", base, "--validate-first", "--max-update", 3)
     first, last = log_records(tmp_path / "run", "valid")
@@ -84,6 +85,7 @@ def test_the_first_validation_is_that_of_the_unchanged_model(base: Path, mirror_
     assert "--validate-first" in refused and "--validate-interval" in refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["config", "flags", "flags without --arch", "flags and vectors"])
 def test_a_run_resumes_without_the_files_from_which_it_started(
     base: Path, mirror_data: Path, tmp_path: Path, words: str
@@ -121,6 +123,7 @@ def test_finetune_from_none_overrides_the_base_of_a_config_file_and_its_architec
     assert job.run.finetune_from is None and job.components["architecture"].name == "transformer_base"
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     base: Path, domain_data: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +220,7 @@ def test_adapters_have_the_shortlist_of_their_base_unless_they_have_their_own(ad
     assert checkpoint.load(tmp_path / "adapters.pt")["shortlist"]["targets"].tolist() == [4]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_shortlist_of_its_start_if_the_vocabulary_is_the_same(
     base: Path, mirror_data: Path, domain_data: Path, tmp_path: Path
 ) -> None:
@@ -261,6 +265,7 @@ def test_an_export_of_adapters_is_that_of_the_merged_model(adapted: Path, tmp_pa
     assert_close(tmp_path / "adapters.pt", tmp_path / "merged.pt")
 
 
+@pytest.mark.slow
 def test_scripts_and_the_service_translate_with_the_merged_model(adapted: Path, domain_data: Path) -> None:
     lines = Dataset.open(domain_data)["valid"].source_lines()
     merged = load(adapted.parent / "merged_update_00000006.pt")
@@ -300,6 +305,7 @@ def test_two_ranks_make_the_adapters_of_one(base: Path, domain_data: Path, tmp_p
     assert two["scores"]["loss"] == pytest.approx(one["scores"]["loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_adapters_refuse_what_would_change_the_base(
     base: Path, domain_data: Path, mirror_data: Path, tmp_path: Path
 ) -> None:
@@ -394,6 +400,7 @@ def test_the_architecture_is_that_of_the_checkpoint_unless_one_is_named(
     assert "absent.pt: no such file" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_a_smaller_model_starts_with_the_parameters_that_fit(base: Path, mirror_data: Path, tmp_path: Path) -> None:
     shape = ["--decoder-self-attention", "ssru", "--d-ff", 20]
     shape += ["--max-update", 1, "--lr", 1e-30, "--lr-scheduler", "fixed"]

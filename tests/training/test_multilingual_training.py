@@ -93,6 +93,7 @@ def trained(home: Path) -> Path:
     return save
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_all_trained_directions(home: Path, trained: Path) -> None:
     (record,) = log_records(trained, "valid")
     names = [f"{row['source']}-{row['target']}" for row in record["directions"]]
@@ -186,6 +187,7 @@ def test_an_update_is_the_same_for_one_process_and_for_two(home: Path) -> None:
     assert sum(map(Counter.total, tokens(1))) > 100
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_whole_run(home: Path, tmp_path: Path) -> None:
     def weights(save: Path, *ends: int) -> dict[str, torch.Tensor]:
         for end in ends:
@@ -299,6 +301,7 @@ def test_the_checkpoint_the_log_and_the_pages_have_the_directions(home: Path, tr
     assert cells == ["" if name is None else f"{bleu[name]:.1f}{'*' * (name == 'de-it')}" for name in expected]
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_model_knows_the_directions_of_its_base(home: Path, trained: Path, tmp_path: Path) -> None:
     base, one = trained / "last.pt", tmp_path / "one.toml"
     one.write_text(f'[[corpus]]\nlanguages = ["de", "it"]\ntrain = "{home}/val"\ndirections = ["de-it"]\n')
@@ -394,6 +397,7 @@ def test_candidates_of_expected_reward_are_in_the_language_of_their_target(
         assert len(group) == 4 and all(len(tokens) - 1 <= pieces for tokens in group)
 
 
+@pytest.mark.slow
 def test_loss_perplexity_and_accuracy_leave_out_uncounted_tokens(trained: Path, uncounted: Path) -> None:
     save = uncounted.parent / "uncounted_run"
     run("train", uncounted, "--finetune-from", trained / "last.pt", "--save-dir", save, "--max-update=1", "--lr=1e-9",
@@ -447,6 +451,7 @@ def test_the_flag_needs_language_tokens_on_the_target_side(
 # --- use of the dataset -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_generate_and_score_work_on_each_direction(
     home: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -227,6 +227,7 @@ class Nothing(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_was_edited_since_the_stop_is_named(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

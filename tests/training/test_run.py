@@ -83,6 +83,7 @@ OTHER_NAMES = {"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion":
 OTHER_NAMES["transforms"] = "casing,typos,bpe_dropout,word_dropout,word_blank,word_shuffle"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "settings"),
     [
@@ -112,6 +113,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(
         assert all(torch.equal(value, optimizers[1][parameter][name]) for name, value in state.items())
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_passed_over(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+@pytest.mark.slow
 def test_training_state_stays_in_the_two_newest_checkpoints_only(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=10, save_interval=None, save_interval_updates=2, keep_last=4)
     paths = checkpoints.numbered(tmp_path / "run")
@@ -133,6 +136,7 @@ def test_training_state_stays_in_the_two_newest_checkpoints_only(mirror_data: Pa
     assert (tmp_path / "run" / "last.pt").resolve() == paths[-1]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays_though_it_is_old(mirror_data: Path, tmp_path: Path) -> None:
     # a rate that is far too high makes later validations worse
     train(mirror_data, tmp_path / "run", max_update=10, validate_interval_updates=2, keep_last=2, lr=3.0)
@@ -155,6 +159,7 @@ def test_a_validation_gives_a_heartbeat_again_and_again(
     assert len(beats) >= longest // 4
 
 
+@pytest.mark.slow
 def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirror_data: Path, tmp_path: Path) -> None:
     run = Run(job(tmp_path / "run", {"metrics": "bleu"}, max_update=6, validate_interval=1), mirror_data, Lines())
     run.run()
@@ -255,6 +260,7 @@ def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_running_means_may_begin_and_end_when_a_run_is_resumed(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "plain", max_update=6)
     for updates, settings in ((2, {}), (4, {"ema_decay": 0.5}), (6, {})):
@@ -284,6 +290,7 @@ def test_a_resumed_run_takes_its_own_hyper_parameters(mirror_data: Path, tmp_pat
     assert groups_of(Run(job(tmp_path / "run", names, **settings), mirror_data, Lines())) == groups_of(run)
 
 
+@pytest.mark.slow
 def test_the_optimizer_and_the_schedule_can_be_reset(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=7)
     resets = {"reset_optimizer": True, "reset_lr_scheduler": True, "log_interval": 1}
@@ -402,6 +409,7 @@ def test_a_full_disk_keeps_the_run_alive(
     assert [path.name[-4:] for path in checkpoints.numbered(tmp_path / "run")] == ["2.pt", "6.pt"]
 
 
+@pytest.mark.slow
 def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -420,6 +428,7 @@ def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(
     assert train(mirror_data, tmp_path / "run", max_update=6).updates == 6
 
 
+@pytest.mark.slow
 def test_a_validation_that_fails_leaves_a_checkpoint_and_is_made_first_by_the_resumed_run(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +486,7 @@ def test_scores_under_other_conditions_are_not_compared(
     assert [record["best"] for record in log_records(tmp_path / "run", "valid")] == [True, False, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"valid_beam": 2}, {"bleu_lowercase": True}, {"bleu_tokenize": "char"}], ids=str)
 def test_scores_of_another_beam_or_kind_of_a_metric_are_not_compared(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -511,6 +521,7 @@ def test_the_loss_of_guided_alignment_depends_on_the_weight_of_the_alignment() -
     assert conditions("nll", 0.05) == conditions("nll", 0.1)
 
 
+@pytest.mark.slow
 def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,6 +589,7 @@ def test_processes_without_work_are_told(
         assert "idle 50 % of the time" in idle[0] and "give --max-tokens" in idle[0]
 
 
+@pytest.mark.slow
 def test_a_healthy_run_has_no_warning_of_its_losses(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +626,7 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     assert "above ppl 320.00 of uniform" in warning and "learning rate too high" in warning
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_warns_once_and_then_stops(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -628,7 +641,7 @@ def test_a_run_that_diverges_warns_once_and_then_stops(
     diverged = [update for update, loss in losses.items() if loss > math.log(320) + 2]
     assert warning.startswith(f"update {diverged[0]} ") and diverged[-1] - diverged[0] in (25, 30)
     assert f"update {diverged[-1]} " in str(error.value) and "--save-dir" in str(error.value)
-    assert "No checkpoint is older" in str(error.value)  # all checkpoints of the run have diverged
+    assert "No checkpoint" in str(error.value)  # all checkpoints of the run have diverged
     assert log_records(tmp_path / "run", "end")[-1]["state"] == "failed"
 
 

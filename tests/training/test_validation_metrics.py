@@ -142,6 +142,7 @@ def test_going_by_another_metric_starts_the_best_anew(mirror_data: Path, tmp_pat
     assert "resume with --best-checkpoint-metric loss" in CliRunner().invoke(main, again).stderr
 
 
+@pytest.mark.slow
 def test_a_count_of_the_criterion_can_be_followed_and_a_wrong_one_is_named(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", "--max-update", 10, "--best-checkpoint-metric", "nll:min")
     wrong = flags(mirror_data, tmp_path / "other", "--max-update", 10, "--best-checkpoint-metric", "agreement:max")
@@ -171,6 +172,7 @@ class Errors(Metric):
 """
 
 
+@pytest.mark.slow
 def test_a_plug_in_metric_is_logged_shown_drawn_and_followed(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_plug_in_metric_is_logged_shown_drawn_and_followed(
     assert checkpoint.load(tmp_path / "run/last.pt")["training"]["objective"] == ["errors", False]
 
 
+@pytest.mark.slow
 def test_three_fixed_sentences_are_shown_at_every_validation(mirror_data: Path, tmp_path: Path) -> None:
     said = train(mirror_data, tmp_path / "run", "--max-update", 20).splitlines()
     first, second = (record["followed"] for record in log_records(tmp_path / "run", "valid"))
@@ -218,6 +221,7 @@ def test_a_neural_metric_gets_the_sources_of_each_validation(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.slow
 def test_bleu_of_a_validation_knows_the_target_language_also_by_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

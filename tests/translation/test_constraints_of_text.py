@@ -181,6 +181,7 @@ def test_a_required_text_that_is_already_there_changes_nothing(listed, search):
         assert [each.hypotheses for each in required] == [each.hypotheses for each in free]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", REQUIRING, ids=str)
 def test_every_hypothesis_has_every_required_text(listed, search):
     model, draw, changed = nmtkit.load(listed), random.Random(5), 0
@@ -218,6 +219,7 @@ def test_spaces_at_the_edges_of_a_required_text_are_edges_of_words(ending):
     assert changed != free and word[1:] in changed.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["numba", "slots"])
 def test_every_engine_keeps_required_texts(path, engine):
     if engine == "numba":
@@ -253,6 +255,7 @@ def test_a_glossary_term_that_is_already_there_changes_nothing(listed, tmp_path,
         assert not term or one.hypotheses[0].terms[0].found
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_words_requires_texts_within_its_words(tmp_path):
     tokenizer = Tokenizer(train_model([" ".join(WORDS)] * 3, len(set(WORDS)) + 3, "word"))
     path = save_tiny_transformer(tmp_path / "words.pt", tokenizer, sharpness=2.0)
@@ -287,6 +290,7 @@ def test_constraints_of_a_line_in_capitals_concern_its_translation_in_capitals(e
         assert "SLAVERY" in model.translate(nmtkit.Request(line, required=[phrase]), truecase_caps=True)
 
 
+@pytest.mark.slow
 def test_an_avoided_text_does_not_appear_where_the_parts_of_a_long_line_meet(ending):
     model, line = nmtkit.load(ending, max_source_len=24), " ".join(REAL_LINES[2:4])
     (free,) = model.translate([line], **SHORT)

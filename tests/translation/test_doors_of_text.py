@@ -141,6 +141,7 @@ def test_a_line_feed_in_a_text_of_python_is_a_space(data: Path, tmp_path: Path) 
     assert model.score("the\ndog", "a\ncat") == model.score("the dog", "a cat")
 
 
+@pytest.mark.slow
 def test_links_to_words_between_white_space_of_any_kind(tmp_path: Path) -> None:
     model = nmtkit.load(save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), sharpness=2.0))
     options: dict[str, Any] = {"nbest": 1, "alignment": "words", "max_len_a": 0.0, "max_len_b": 8}

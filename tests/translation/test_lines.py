@@ -1,8 +1,10 @@
 """Lines that people write, translated with a model that knows sentences."""
 
 import html
+import logging
 import re
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -98,6 +100,22 @@ def test_markup_goes_around_words_with_invisible_characters(path):
     plain, odd = "a <b>dog</b> runs .", "a <b>do\u00adg</b> runs\u200b ."
     found, expected = translator.stream([odd, plain], pipeline)
     assert found.hypotheses[0].text == expected.hypotheses[0].text
+
+
+def test_a_check_of_all_lines_drops_its_own_warnings_and_no_others(path, caplog):
+    """The warnings of other threads were lost too."""
+    log = logging.getLogger("nmtkit")
+
+    def windows():
+        log.warning("of the check")
+        thread = threading.Thread(target=log.warning, args=("of another thread",))
+        thread.start()
+        thread.join()
+        yield [Request("a dog runs .", prefix="a")]
+
+    Translator.load(path).pipeline(SearchOptions(**SHORT)).check_all(windows())
+    log.warning("after the check")
+    assert [record.getMessage() for record in caplog.records] == ["of another thread", "after the check"]
 
 
 def test_settings_that_do_not_go_together_are_refused(path):

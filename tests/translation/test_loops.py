@@ -169,6 +169,7 @@ def test_prefixes_and_constraints_hold_in_the_second_search(plain_path: Path) ->
     assert "free free free free free" in repeated.text
 
 
+@pytest.mark.slow
 def test_the_command_counts_the_loops_once_and_marks_them(path: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("".join(f"{line}\n" for line in LINES))

@@ -111,6 +111,7 @@ def test_a_corpus_has_the_source_of_the_first_model_and_the_target_of_the_second
     assert generated(second, *flags, "--input", corpus) == generated(second, *flags, lines=LINES[:3])
 
 
+@pytest.mark.slow
 def test_models_of_other_directions_are_refused(tmp_path: Path) -> None:
     """Both gave nonsense: models in the wrong order, and a model of one direction for both steps."""
     first = in_languages(save_transformer(tmp_path / "it-en.pt"), "it", "en")
@@ -129,6 +130,7 @@ def test_models_of_other_directions_are_refused(tmp_path: Path) -> None:
         nmtkit.load(first).translate("right", pivot="en")
 
 
+@pytest.mark.slow
 def test_a_dataset_has_the_vocabulary_of_the_model_that_reads_it(tmp_path: Path) -> None:
     first = save_transformer(tmp_path / "first.pt")
     second = save_tiny_transformer(tmp_path / "second.pt", tiny_tokenizer(), sharpness=2.0)

@@ -165,6 +165,10 @@ def test_the_command_tunes_and_names_the_next_command(folder: Path) -> None:
     (folder / "valid.tsv").write_text("".join(f"a source\t{rows[-1]}\n" for rows in texts))
     corpus = rerank(folder, "--tune", "{folder}/valid.tsv", "--trials", "2").stderr.replace("\n", " ")
     assert corpus == alone  # whole lines of a corpus were the references
+    alone = rerank(folder, "--tune", "{folder}/valid.de", "--trials", "2", "-t", "de", "--format", "jsonl")
+    (command,) = re.findall(r"next: nmtkit rerank test.jsonl (.*) > test.out", alone.stderr)
+    again = rerank(folder, *command.split())  # --target-lang was in the command, which needs a model for it
+    assert again.exit_code == 0 and len(again.stdout.splitlines()) == len(LINES), again.stderr
     before, after = (float(part.split()[0]) for part in result.stderr.removeprefix("chrf ").split(", ")[:2])
     assert after >= before
 

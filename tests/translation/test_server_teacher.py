@@ -95,11 +95,17 @@ def test_a_request_has_the_form_of_openai(faulty: Faulty, monkeypatch: pytest.Mo
     assert faulty.keys == ["Bearer secret"]
 
 
-def test_a_request_has_the_form_of_deepl(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("languages", "codes"),
+    [(("en", "de"), ("EN", "DE")), (("en-US", "pt_BR"), ("EN", "PT-BR")), (("eng", "deu"), ("EN", "DE"))],
+)
+def test_a_request_has_the_form_of_deepl(
+    languages: tuple[str, str], codes: tuple[str, str], faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
     config = ServerConfig(from_server=faulty.url[:-3], server_api="deepl", api_key_variable="MY_KEY")
-    assert TranslationServer(config, ("en", "de")).candidates("a dog") == ["A DOG"]
-    assert faulty.bodies == [{"text": ["a dog"], "source_lang": "EN", "target_lang": "DE"}]
+    assert TranslationServer(config, languages).candidates("a dog") == ["A DOG"]
+    assert faulty.bodies == [{"text": ["a dog"], "source_lang": codes[0], "target_lang": codes[1]}]
     assert faulty.keys == ["DeepL-Auth-Key secret"]
 
 

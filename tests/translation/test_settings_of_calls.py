@@ -30,6 +30,7 @@ def fusion(model: nmtkit.Model, weight: float) -> dict[str, object]:
     return {**SHORT, "logits_processors": ["lm_fusion"], "lm": Path(lm), "lm_weight": weight}
 
 
+@pytest.mark.slow
 def test_a_lazily_read_call_keeps_its_logits_processors(model: nmtkit.Model) -> None:
     weak, strong = fusion(model, 0.0), fusion(model, 5.0)
     expected = model.translate(LINES, **weak)
@@ -39,6 +40,7 @@ def test_a_lazily_read_call_keeps_its_logits_processors(model: nmtkit.Model) -> 
     assert list(lazy) == expected
 
 
+@pytest.mark.slow
 def test_threads_with_different_settings_do_not_disturb_each_other(model: nmtkit.Model) -> None:
     settings = [fusion(model, weight) for weight in (0.0, 1.0, 5.0)]
     expected = [model.translate(LINES, **each) for each in settings]

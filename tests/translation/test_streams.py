@@ -29,6 +29,7 @@ def command(tmp_path_factory) -> list[str]:
     return [sys.executable, "-m", "nmtkit", "generate", "--path", str(path), *limits]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), pytest.param(("--alignment", "hard"), marks=pytest.mark.slow)])
 def test_a_terminal_gets_a_prompt_with_translation_score_and_on_request_links(command, flags):
     done = typed(command, b"a dog runs .\nthe cat\n", *flags)
@@ -86,6 +87,7 @@ def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedP
     return subprocess.CompletedProcess(flags, process.returncode, out, talk)
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_objects_and_reports_where_they_are_asked_for(command, tmp_path):
     terms = tmp_path / "terms.tsv"
     terms.write_text("dog\tpark\n")

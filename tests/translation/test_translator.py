@@ -126,6 +126,7 @@ def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_path, caplog):
     assert parts[1].text == cut[1].text
 
 
+@pytest.mark.slow
 def test_a_line_of_1200_words_is_translated(checkpoint_path):
     translations = Translator.load(checkpoint_path).translate(["dog " * 1200, "cat"], beam=1, **SHORT)
     assert len(translations) == 2 and len(translations[0].text) > len(translations[1].text)
@@ -141,12 +142,13 @@ def test_windows_do_not_change_translations(checkpoint_path):
     ]
 
 
+@pytest.mark.slow
 def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_path, monkeypatch):
     """Behaves like a GPU: the calling thread launches kernels, and another thread encodes text.
 
     A check for loops would decode some outputs in the calling thread.
     """
-    translator, lines, threads = Translator.load(checkpoint_path), ODD_LINES * 20, {}
+    translator, lines, threads = Translator.load(checkpoint_path, engine="torch"), ODD_LINES * 20, {}
     expected = [translation.text for translation in translator.translate(lines, beam=2, max_len_b=3, keep_loops=True)]
     monkeypatch.setattr("nmtkit.translation.translator.WINDOW", 50)
 
@@ -230,6 +232,7 @@ def wide_checkpoint_path(tokenizer, tmp_path_factory):
     return save_tiny_transformer(path, tokenizer, tie_output=False, share_embeddings=False, **sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "precision", "kernels"),
     [

@@ -16,7 +16,7 @@ from nmtkit.text.ibm_model1 import FLOOR, LexicalTable, word_probabilities
 CALIBRATION = 10_000  # approximate number of pairs for the logistic regression
 NOISE: tuple[Error, ...] = ("misaligned", "replaced", "appended", "joined")  # errors that word tables can detect
 # Limits of the evidence of a word (see `line_features`), in nats: for halves of a line, and for the whole line. The
-# second limit is low, so that a few certain words do not hide words without evidence.
+# second limit is low, so that a few words with strong evidence do not hide words without evidence.
 MAX_EVIDENCE, MAX_MEAN_EVIDENCE = 12.0, 3.0
 
 

@@ -1,4 +1,4 @@
-"""The filter `domain`, which drops pairs that are more probable in the corpus than in text of a domain."""
+"""The filter `domain`, which drops pairs that are more probable in the cleaned corpus than in text of a domain."""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
 
 @cache
 def _script_table() -> npt.NDArray[np.uint8]:
-    """Returns the number of the script of each code point, from 1; 0 stands for all other characters."""
+    """Returns the index in SCRIPTS, plus 1, of the script of each code point. Characters of no script have 0."""
     table = np.zeros(sys.maxunicode + 1, np.uint8)
     for number, ranges in enumerate(SCRIPTS.values(), 1):
         for first, last in ranges:

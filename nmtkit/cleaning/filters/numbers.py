@@ -1,4 +1,4 @@
-"""Reads the numbers of a line in the notations of many languages: groups, units such as 万 and lakh, eras."""
+"""Reads the numbers of a line in the notations of many languages: groups (12 345), units (万, lakh), years (令和5)."""
 
 import re
 import unicodedata

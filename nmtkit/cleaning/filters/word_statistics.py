@@ -18,7 +18,8 @@ from nmtkit.text.encoded import Encoded
 _WORD = re.compile(rf"[{UNSPACED_LETTERS}]|[^\W\d_{UNSPACED_LETTERS}]+(?:[{MARKS}]+[^\W\d_{UNSPACED_LETTERS}]*)*|\d+")
 STEM = 6  # characters
 MAX_WORDS = 1000  # the memory of word alignment grows with the product of the lengths of both sides
-# Minimum number of occurrences of a stem in the sample, about 5 in each half. Rarer stems align by chance.
+# Minimum number of occurrences of a stem in the sample, of which the filter alignment reads halves. Rarer stems align
+# by chance.
 MIN_COUNT = 10
 DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams
 

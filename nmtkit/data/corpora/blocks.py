@@ -53,9 +53,9 @@ class LineSpan:
 class LineBlock:
     """A range of lines of a corpus, with a span for each file: the place of these lines in the file.
 
-    `first_line` is the number of the first line; the first line of a file has the number 1. `lines` is the number of
-    lines. An `over_long` block has one line that is too long to be read. This line counts as dropped, and its example
-    shows the sizes of the spans instead of the text.
+    `first_line` is the position of the first line in the file, counted from 1. `lines` is the number of lines. An
+    `over_long` block has one line that is too long to be read. The pair of this line counts as dropped. Reports show
+    the sizes of both sides in bytes, instead of the text.
     """
 
     first_line: int

@@ -21,7 +21,7 @@ from nmtkit.text.encoded import positions, starts_of
 PARTITION_PAIRS = 1 << 18  # number of pairs whose hashes are sorted at a time; about 20 MB
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
-PART_TOKENS = 1 << 15  # approximate number of tokens that are hashed at once, in the CPU cache
+PART_TOKENS = 1 << 15  # approximate number of tokens that are hashed at once, so that they fit in the CPU cache
 POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers, plus an even number
 
 EXAMPLES = 5  # number of example pairs of a reason
@@ -143,7 +143,11 @@ def contained(keys: Hashes, sorted_keys: Hashes) -> Mask:
 
 
 def partition(hashes: Path, folder: Path) -> list[Path]:
-    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs share a file."""
+    """Splits the file `hashes` into several files. Equal pairs are in the same file.
+
+    `hashes` has two uint64 for each pair: the hashes of source and target. The new files have three uint64 for each
+    pair: the two hashes and the index of the pair.
+    """
     count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
     paths = [folder / f"hashes.{part}" for part in range(parts)]
@@ -165,10 +169,10 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
 
 
 def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> RowNumbers:
-    """Returns the rows to drop in a partition, ascending: from each group of equal rows, all rows except the best row.
+    """Returns the indices of the pairs to drop in the file `path` of `partition`, ascending.
 
-    The best row has the highest `quality` [rows of all partitions]. If the qualities are equal, or without
-    `quality`, the first row is the best row.
+    All pairs of a group of equal pairs are dropped, except the best pair. The best pair has the highest `quality`
+    [pairs of all files]. If the qualities are equal, or without `quality`, the first pair is the best pair.
     """
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     rank = np.zeros(len(records)) if quality is None else -quality[records[:, 2].astype(np.int64)]

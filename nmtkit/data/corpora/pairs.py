@@ -27,7 +27,7 @@ def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARA
     """Yields all pairs of a corpus in blocks of up to `size` pairs and about `characters` characters per side.
 
     A line feed inside a text becomes a space, and a warning has the number of such texts. Carriage returns at the end
-    of a text are removed. Raises ValueError if the corpus has no pair. Also raises ValueError, after the pairs of the
+    of a text are removed. Raises ValueError if the corpus has no pair. Also raises ValueError, at the end of the
     shorter side, if the sides have different numbers of lines.
     """
     rows = _lines(corpus) if corpus.format is None else _READERS[corpus.format](corpus)

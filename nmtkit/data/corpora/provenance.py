@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import __version__
-from nmtkit.config.files import sha256_of, write_atomically
+from nmtkit.config.files import parse_json, sha256_of, write_atomically
 from nmtkit.data.corpora.compression import is_compressed
 
 FORMAT = 1
@@ -52,12 +52,12 @@ def read_provenance(paths: Sequence[Path]) -> dict[str, Any] | None:
     """
     path = provenance_path(paths)
     try:
-        facts = json.loads(path.read_bytes())
+        facts = parse_json(path.read_bytes())
         known = sorted(int(file["bytes"]) for file in facts["files"])
         sizes = sorted(file.stat().st_size for file in dict.fromkeys(paths))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError):
         log.warning("%s is damaged, so the provenance of %s is left out", path, corpus_name(paths))
         return None
     if facts.get("nmtkit_provenance") != FORMAT or known != sizes:

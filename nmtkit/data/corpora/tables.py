@@ -1,12 +1,13 @@
 """Reads corpora whose texts are columns: TSV, JSON Lines, Parquet, and folders of the package datasets."""
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from nmtkit.config.extras import imported
+from nmtkit.config.files import parse_json
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.lines import WINDOW, line_windows
 from nmtkit.text.languages import SHORT_CODES, best_match, is_code, subtags
@@ -46,7 +47,7 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
             index = next((position for position, name in enumerate(names) if name.lower() in words), None)
         indexes.append(index)
     named = [index for index, code in enumerate(codes) if subtags(code)[0] in SHORT_CODES.values()]
-    if len(named) == 2:  # a side without a language gets the column that is left, or the first column if none is taken
+    if len(named) == 2:  # a side without a language gets the free column, or the first column if both columns are free
         rest = [index for index in named if index not in indexes]
         for side, language in enumerate(corpus.languages):
             if language is None and indexes[side] is None and rest:
@@ -130,7 +131,7 @@ def read_jsonl(corpus: Corpus) -> Iterator[Row]:
         for line in lines:
             number += 1
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError as error:
                 raise ValueError(f"{corpus.source}:{number}: the line is not JSON: {error}") from None
             if not isinstance(record, dict):
@@ -184,11 +185,19 @@ def read_parquet(corpus: Corpus) -> Iterator[Row]:
         raise ValueError(f"{corpus.source} is damaged or is not Parquet: {error}") from None
 
 
+def _listed(path: Path, names: Callable[[Any], list[str]]) -> list[str]:
+    """Returns `names(value)`, where `value` is the JSON value in a file. Raises ValueError if the file is damaged."""
+    try:
+        return names(parse_json(path.read_bytes()))
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, or is not of the package datasets: {error!r}") from None
+
+
 def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
     """Yields the pairs of a folder: Parquet files sorted by name, or the files of `datasets.Dataset.save_to_disk`."""
     folder = corpus.source
     if (folder / "dataset_dict.json").is_file():
-        splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        splits = _listed(folder / "dataset_dict.json", lambda facts: list(map(str, facts["splits"])))
         raise ValueError(f"{folder} has several splits; give one of them: {', '.join(f'{folder}/{n}' for n in splits)}")
     if files := sorted(folder.glob("*.parquet")):
         for path in files:
@@ -198,8 +207,8 @@ def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
     if not state.is_file():
         raise ValueError(f"{folder} is a folder without *.parquet files, and is not a dataset of the package datasets")
     arrow = _arrow()
-    for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]:
-        path = folder / entry["filename"]
+    for name in _listed(state, lambda facts: [entry["filename"] + "" for entry in facts["_data_files"]]):
+        path = folder / name
         try:
             with arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as stream:
                 parts = (batch.slice(start, WINDOW) for batch in stream for start in range(0, len(batch), WINDOW))

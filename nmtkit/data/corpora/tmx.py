@@ -63,6 +63,8 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
             line, column = error.position
             reason = str(error).partition(": line ")[0]
             raise ValueError(f"{path}:{line}: the file is not valid XML at column {column + 1}: {reason}") from None
+        except (LookupError, ValueError) as error:  # the encoding in the first line is unknown or not supported
+            raise error if str(path) in str(error) else ValueError(f"{path}: {error}; save it in UTF-8") from None
     wanted = " and ".join(language for language in languages if language)
     if not pairs and None in languages and len(seen) > 2:
         raise ValueError(f"{path} has units of several languages ({', '.join(seen)}); name the source and the target")

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import zipfile
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -117,7 +118,8 @@ class CorpusWriter:
             self._files[0].write(self._heading([]))
         if self.changed:
             replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
-            log.warning("%s: %s become spaces in %s texts", self.paths[0], replaced, f"{self.changed:,}")
+            texts = "1 text" if self.changed == 1 else f"{self.changed:,} texts"
+            log.warning("%s: %s become spaces in %s", self.paths[0], replaced, texts)
         if self._names and not self.has_columns:
             log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
                         ", ".join(self._names))  # fmt: skip
@@ -126,7 +128,8 @@ class CorpusWriter:
         """Appends pairs.
 
         Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, if a column that is
-        written has the name of a language, and if the values of a column of a .parquet have different types.
+        written has the name of a language, if the values of a column of a .parquet have different types, and if a
+        .jsonl cannot hold a value, such as bytes or a date.
         """
         if not len(pairs):  # an empty block does not show the names of the columns
             return
@@ -184,7 +187,21 @@ class CorpusWriter:
             json.dumps({self.languages[0]: source, self.languages[1]: target, **others}, ensure_ascii=False) + "\n"
             for source, target, others in zip(pairs.sources, pairs.targets, pairs.extras, strict=True)
         )
-        self._files[0].write("".join(lines).encode())
+        try:
+            text = "".join(lines)
+        except TypeError:
+            for name, value in chain.from_iterable(others.items() for others in pairs.extras):
+                self._check_json(name, value)
+            raise
+        self._files[0].write(text.encode())
+
+    def _check_json(self, name: str, value: object) -> None:
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise ValueError(
+                f"{self.paths[0]}: a value in the column {name!r} cannot be written as JSON: {error}; write .parquet"
+            ) from None
 
     def _write_tmx(self, pairs: Pairs) -> None:
         units = (

@@ -24,7 +24,7 @@ COUNTED_PAIRS = 1_000_000  # in a larger training set, the updates of an epoch a
 
 @dataclass(frozen=True, eq=False)
 class DirectionSampling:
-    """The weights of the directions of a multilingual dataset, such as en-de, and the random choice of pairs by weight.
+    """The weights of the directions (such as en-de) of a multilingual dataset. Chooses random pairs by weight.
 
     The weight of a direction is the mean number of times that an epoch contains each of its pairs.
     With the weight 2.3, an epoch contains each pair twice, and a random 30 % of the pairs a third time. Each epoch
@@ -175,7 +175,7 @@ def check_sizes(
     if largest > limit:
         row = int(np.argmax(np.maximum(source_lengths, target_lengths)))
         raise ValueError(
-            f"pair {pairs[row]} of the training set has {largest} tokens on one side, more than {flag} {limit}; "
+            f"pair {pairs[row] + 1:,} of the training set has {largest} tokens on one side, more than {flag} {limit}; "
             f"give {flag} {largest}, or preprocess with a smaller --max-len"
         )
 

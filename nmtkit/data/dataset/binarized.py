@@ -47,7 +47,7 @@ CHUNK_ROWS = 1 << 20  # number of rows that are checked at a time
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The pairs of one subset: `train`, `valid`, `test`, `test1`, …"""
+    """The pairs of one subset: `train`, `valid`, `test`, `test1`, … A row is a pair, or the index of a pair."""
 
     name: str
     source: StoredSide
@@ -55,7 +55,7 @@ class Split:
     tokenizer: Tokenizer
     folder: Path
     alignments: StoredSide | None = None  # links between pieces, see encoding.py
-    directions: tuple[Direction, ...] = ()  # all directions of the dataset; () for a dataset of one direction
+    directions: tuple[Direction, ...] = ()  # directions of the dataset, such as en-de; () if it has only one
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
     rows: RowNumbers | None = None  # row numbers in the subset on disk; None: all rows
     uncounted: int = 0  # number of tokens at the beginning of each target that the loss does not count
@@ -98,7 +98,7 @@ class Split:
         return self.one_language or any(count and it.source == it.target for it, count in counts)
 
     def rows_of(self, direction: int) -> RowNumbers:
-        """Returns the rows of one direction. `direction` is an index into `directions`."""
+        """Returns the indices of the rows of one direction. `direction` is an index into `directions`."""
         if self.direction_index is None:
             return np.arange(len(self))
         return np.flatnonzero(np.asarray(self.direction_index) == direction)
@@ -119,7 +119,7 @@ class Split:
         return self._raw_lines("source")
 
     def untagged_source_lines(self) -> list[str]:
-        """Returns the raw source lines of a valid or test set without the tags that preprocess has put before them."""
+        """Returns the raw source lines of a valid or test set, without the tags that preprocess has added."""
         return list(map(self.tokenizer.without_tags, self.source_lines()))
 
     def references(self) -> list[str]:
@@ -314,7 +314,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
 
 
 def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[np.uint16]:
-    """Memory-maps the direction index of each row. Raises ValueError if an index is not below `directions`."""
+    """Memory-maps the direction index of each row. Raises ValueError unless every index is below `directions`."""
     index = map_array(folder / direction_file(split), DIRECTION_DTYPE)
     for start in range(0, len(index), CHUNK_ROWS):
         if int(index[start : start + CHUNK_ROWS].max()) >= directions:

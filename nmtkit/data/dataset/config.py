@@ -243,13 +243,14 @@ class PreprocessConfig(Config):
             raise ValueError("--temperature does nothing without several corpora in --trainpref")
         if self.weights and len(self.weights) != len(self.train):
             raise ValueError(
-                f"--weights has {len(self.weights)} numbers for {len(self.train)} training corpora; give one per corpus"
+                f"--weights needs a number for each corpus of --trainpref ({len(self.train)}), but has "
+                f"{len(self.weights)}"
             )
         if self.tags and all(self.tags):
             for flag, tags, prefixes in self._tags_of_held_out():
                 if prefixes and not tags:
                     raise ValueError(
-                        f"every training corpus has a --tag, and {len(prefixes)} {flag[2:-4]} sets have none; give "
+                        f"every training corpus has a --tag, and the {flag[2:-4]} sets have none; give "
                         f"{flag} with one item for each set; an empty item means no tag"
                     )
         for flag, items, prefixes in (
@@ -258,7 +259,7 @@ class PreprocessConfig(Config):
             *self._tags_of_held_out(),
         ):
             if items and len(items) != len(prefixes):
-                raise ValueError(f"{flag} has {len(items)} items for {len(prefixes)} corpora; give one item per corpus")
+                raise ValueError(f"{flag} needs an item for each corpus ({len(prefixes)}), but has {len(items)}")
             for item in items:
                 if isinstance(item, str) and any(character.isspace() for character in item):
                     raise ValueError(f"{flag} {item!r} contains white space")

@@ -8,7 +8,8 @@
     train.alignments.….bin    with --alignments: three files for the links between pieces (uint32), see encoding.py
     valid.source.txt          the raw lines; valid and test sets only
 
-A dataset of many directions (`preprocess --corpora`) has these files in place of the ids of each side:
+A dataset of many directions, such as en-de and de-en (`preprocess --corpora`), has these files in place of the ids of
+each side:
 
     train.shared.ids.bin      the ids of all sentences of both sides; offsets of both sides are positions in this array
     train.directions.bin      uint16, for each row, the index of its direction in the manifest
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import sha256_of, sync_folder
+from nmtkit.config.files import parse_json, sha256_of, sync_folder
 from nmtkit.jobs.folder_lock import lock
 
 FORMAT = 2
@@ -106,8 +107,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest. Raises ValueError if the manifest is damaged or this version cannot read its format."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        manifest = parse_json(path.read_bytes())
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON, or is damaged: {error}") from error
     if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
         raise ValueError(f"{path} is not the manifest of an nmtkit dataset")
@@ -355,8 +356,8 @@ def check_replaceable(folder: Path, overwrite: bool) -> None:
 def _has_manifest(folder: Path) -> bool:
     """Returns whether the folder has the manifest of an nmtkit dataset, of any format version."""
     try:
-        return "nmtkit_dataset" in json.loads((folder / MANIFEST).read_bytes())
-    except (ValueError, OSError, RecursionError, TypeError):
+        return "nmtkit_dataset" in parse_json((folder / MANIFEST).read_bytes())
+    except (ValueError, OSError, TypeError):
         return False
 
 

@@ -1,8 +1,8 @@
 """Encodes blocks of text in any number of languages as blocks of ids, in the worker processes of `preprocess`.
 
-A sentence is encoded once, for all directions of its corpus. A worker encodes a block and returns the sizes of the
-block. The main process then sends the offset of the block, and the worker writes the block. Offsets follow the order of
-the text, so the files are the same for any number of workers.
+A sentence is encoded once, for all directions of its corpus, such as en-de and de-en. A worker encodes a block and
+returns the sizes of the block. The main process then sends the offset of the block in the files, and the worker writes
+the block. Offsets follow the order of the text, so the files are the same for any number of workers.
 """
 
 import re
@@ -166,7 +166,7 @@ class EncodingWorker:
                 counts += np.bincount(arrays[name], minlength=len(counts))
 
     def find_duplicates(self, partition: Path) -> RowNumbers:
-        """Returns the rows of the file `partition` that repeat an earlier row. Deletes the file."""
+        """Returns the indices of the pairs in the file `partition` that repeat an earlier pair. Deletes the file."""
         rows = dropping.find_duplicates(partition)
         partition.unlink()
         return rows

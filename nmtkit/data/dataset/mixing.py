@@ -1,7 +1,8 @@
-"""Mixes training corpora: writes the rows of a training set so that every corpus is spread evenly over an epoch.
+"""Mixes training corpora: puts the rows of a training set in an order that spreads every corpus evenly over an epoch.
 
-Ids are stored once. A row has an offset and a length for each side. A pair that occurs three times in an epoch has
-three rows. A pair that is dropped after its ids were written has no row.
+A row is a pair whose ids are stored, or the index of this pair in the order of the text. An epoch is a sequence of
+rows. A row can occur several times in an epoch, but its ids are stored once. A row that is dropped after its ids were
+written does not occur in an epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,11 +62,11 @@ class CorpusRows:
 def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[float]:
     """Returns weights that make the share of corpus i in an epoch proportional to pairs[i]^(1 / temperature).
 
-    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2. The paper defines sampling probabilities
-    instead of weights.
+    The smallest weight is 1, which is also the weight of an empty corpus. Source: Arivazhagan et al. 2019, section 4.2.
+    The paper defines sampling probabilities instead of weights.
     """
-    wanted = [count ** (1 / temperature) / count if count else 1.0 for count in pairs]
-    return [weight / min(wanted) for weight in wanted]
+    wanted = [count ** (1 / temperature) / count for count in pairs if count]
+    return [count ** (1 / temperature) / count / min(wanted) if count else 1.0 for count in pairs]
 
 
 def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int) -> Iterator[RowNumbers]:

@@ -4,14 +4,14 @@ The file of --corpora is TOML. Each entry [[corpus]] describes a corpus.
 """
 
 import hashlib
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nmtkit.config import Config, derive, option, suggestion
+from nmtkit.config.files import read_toml
 from nmtkit.data.corpora.blocks import BLOCK_BYTES, BLOCK_LINES, LineBlock, blocks, extracted_blocks
 from nmtkit.data.corpora.corpus import Corpus, as_columns, check_line_counts, locate, locate_side
 from nmtkit.data.corpora.lines import lists_of_lines
@@ -27,14 +27,14 @@ LANGUAGE_SAMPLE = 400  # number of lines whose language is identified
 
 
 class LanguagePair(NamedTuple):
-    """Two languages of a corpus, and the numbers of the two directions between the languages.
+    """Two languages of a corpus, and the indices of the two directions between the languages (such as en-de, de-en).
 
     A monolingual corpus has a pair of equal languages.
     """
 
     first: int  # index into the languages of the corpus
     second: int
-    forward: int = 0  # number of the direction from the first to the second language, or NO_DIRECTION
+    forward: int = 0  # index of the direction from the first to the second language, or NO_DIRECTION
     backward: int = NO_DIRECTION
 
 
@@ -265,11 +265,10 @@ def read_entries(path: Path) -> list[CorpusEntry]:
     Raises ValueError if an entry is invalid. The message names the key and the number of the entry, counted from 1.
     """
     try:
-        with path.open("rb") as file:
-            tables: dict[str, Any] = tomllib.load(file)
+        tables = read_toml(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"--corpora {path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     listed = tables.pop("corpus", None)
     if tables:
@@ -325,8 +324,8 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
     """Returns two tuples with an item for each language: the files of lines, and the names of the files in messages.
 
     Extracts formats such as .tmx to files of lines in `folder`. Raises FileNotFoundError if a file is missing. Raises
-    ValueError if `columns` has no effect. Also raises ValueError if a file has three or more languages, and the
-    lines of the first language are not the same in its pairs with each other language.
+    ValueError if `columns` has no effect. With three or more languages, also raises ValueError if the lines of the
+    first language depend on the language that they are paired with.
     """
     languages = entry.languages
     if len(languages) == 1:

@@ -69,7 +69,7 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
         files += [path for path in (*config.tokenizer_from, config.corpora) if path is not None]
         check_outputs({"--report": config.report}, files)
         if config.drop_overlap and not corpora.held_out:
-            raise ValueError("--drop-overlap does nothing without --validpref, --testpref or such sets in --corpora")
+            raise ValueError("--drop-overlap does nothing without a valid or test set; give --validpref or --testpref")
         for flag in config.untagged():
             log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
         exchanged = [each for corpus in corpora.all() for each in corpus.exchanged_languages(config.max_line_bytes + 1)]
@@ -132,13 +132,13 @@ class DatasetWriter:
     # --- valid and test ---------------------------------------------------------------------------------------------
 
     def add_held_out(self, split: str, corpora: Sequence[ParallelCorpus]) -> None:
-        """Writes the ids and the raw text of all lines of a valid or test set. A tag is written before source lines.
+        """Writes the ids and the raw text of all lines of a valid or test set, with its tag before source lines.
 
         In a corpus of more than two languages, an empty line means that the sentence is missing in this language. The
         pairs of a missing sentence are left out.
 
-        Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
-        in the training set. Raises ValueError for a line that is too long to be read.
+        Only the first shard writes the set. Every shard keeps the keys (hashes) of the pairs in memory, to find the
+        same pairs in the training set. Raises ValueError for a line that is too long to be read.
         """
         progress.begin(f"Encoding {split}")
         blocks, texts = [], []
@@ -205,7 +205,7 @@ class DatasetWriter:
                 self._checksums[str(path.relative_to(self.folder))] = facts
 
     def _encode(self, workers: Workers, corpora: Sequence[ParallelCorpus]) -> list[int]:
-        """Encodes and writes all corpora. Returns the first row of each corpus, then the total number of rows."""
+        """Encodes and writes all corpora. Returns the index of the first row of each corpus, then the row count."""
         offset = Sizes()
         bounds = [0]
         unwritten: deque[tuple[int, int]] = deque()  # (corpus index, number of pairs) of each unwritten block
@@ -305,8 +305,9 @@ class DatasetWriter:
     def warnings(self, languages: bool) -> list[str]:
         """Returns warnings about likely errors in the training data. With --corpora, checks each corpus separately.
 
-        With `languages`, also warns of corpora whose languages seem exchanged, compared with other text. A corpus with
-        more than two languages has no statistics, and therefore no warnings.
+        With `languages`, also warns of corpora whose languages seem exchanged. A corpus is compared with the valid and
+        test sets or, if they have little text or with --corpora, with the whole training text. A corpus with more than
+        two languages has no statistics, and therefore no warnings.
         """
         one_direction = self.config.corpora is None
         corpora = self.report.corpora

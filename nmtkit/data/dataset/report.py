@@ -39,7 +39,8 @@ AGREEMENT = -0.3  # smallest `agreement` of a block with the reference; -1 means
 WORDS_PER_LINE = 5  # with fewer words per line, the language perhaps has no spaces between words
 MIN_PAIRS = 200  # minimum number of pairs in a block for a correlation
 MIN_DEVIATION = 1.0  # minimum standard deviation of the lengths (in pieces) for a correlation
-MIN_DIVERGENCE = 0.1  # minimum in nats per byte pair; below this, both sides perhaps have the same language
+# minimum divergence of the two sides in nats per byte pair; below this, both sides perhaps have the same language
+MIN_DIVERGENCE = 0.1
 MIN_BYTES = 2000  # a shorter side is too short to recognise its language
 PROFILE = 1024  # number of classes of byte pairs; the frequencies of the classes identify a language
 SLICES, SLICE_BYTES = 16, 4096  # number and size in bytes of the slices that make up the profile of a side

@@ -1,5 +1,7 @@
 """How the sentences and rows of a dataset are stored: `SideStorage` for one direction, `SharedStorage` for many.
 
+A direction is a source and a target language, such as en-de. A row is a pair of sentences, or the index of a pair.
+
 A subset is first written as arrays, block by block: the arrays of ids are final, all other arrays are temporary. Then
 `write_rows` writes the offset and the length of each row, in the order of training. dataset_files.py describes the
 final files.
@@ -238,8 +240,8 @@ class SharedStorage(Storage):
     def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> Arrays:
         """Returns the sentences of the first language, then of the second language, …, and the rows.
 
-        A row of "rows" has the indices of two sentences of the block, and a row of "directions" has the numbers of the
-        forward and backward direction.
+        Item i of "rows" [n, 2] has the indices of both sentences of row i in the block. Item i of "directions" [n, 2]
+        has the indices of the forward and the backward direction of row i.
         """
         used = np.ones(block.keep.shape[1], np.bool_) if held_out else block.keep.max(0)
         line, number = np.nonzero(block.keep.T[used])

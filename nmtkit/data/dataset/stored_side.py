@@ -53,7 +53,7 @@ class ConcatArrays:
 
 @dataclass(frozen=True, eq=False)
 class FirstTokens:
-    """Tokens that replace the first stored token of each sentence. The direction of a sentence selects the token."""
+    """Tokens that replace the first stored token of each sentence. The direction (such as en-de) selects the token."""
 
     direction_index: npt.NDArray[np.uint16] | ConcatArrays  # [n], one per sentence
     tokens: npt.NDArray[np.int64]  # [directions], one per direction

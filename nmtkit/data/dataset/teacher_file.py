@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import write_atomically
+from nmtkit.config.files import parse_json, write_atomically
 
 # T target tokens, C stored pieces for each target token
 
@@ -52,7 +52,7 @@ class TeacherFile:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no probabilities of a teacher; make them with nmtkit distill")
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = parse_json(path.read_bytes())
             if manifest["nmtkit_teacher"] != FORMAT:
                 raise ValueError(f"its format is {manifest['nmtkit_teacher']}, not {FORMAT}")
             result = TeacherFile(folder, manifest)

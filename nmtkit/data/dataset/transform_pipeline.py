@@ -91,7 +91,7 @@ class TransformPipeline:
     ) -> list[list[Ids]]:
         """Checks the results `after` of a transform, and encodes changed texts. Returns the ids of both sides.
 
-        `before` has the arguments of the transform, and `ids` has the same sentences as ids. Raises ValueError for an
+        `before` has the arguments of the transform. `ids` has the ids of the same sentences. Raises ValueError for an
         invalid result.
         """
         tokenizer = self.tokenizer

@@ -29,14 +29,14 @@ class Transform(ABC):
 
     level: ClassVar[Literal["text", "ids"]] = "ids"  # type of the arguments and results of `transform`
     monolingual: ClassVar[bool] = False  # True if only pairs with the same language on both sides change
-    source_only: bool = False  # whether target sentences never change
+    source_only: bool = False  # True if target sentences never change
 
     @abstractmethod
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
         """Returns the pair to train on.
 
-        `generator` is seeded by (seed, `Draw` of transform_pipeline.py, pair, name of the transform). This generator
-        must be the only source of randomness.
+        `generator` is seeded by (seed, `Draw` of transform_pipeline.py, pair, copy of the pair, name of the transform).
+        This generator must be the only source of randomness.
         """
 
 

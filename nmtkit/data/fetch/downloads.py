@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from nmtkit import __version__
 from nmtkit.config import Config, option
-from nmtkit.config.files import disk_full, sync_folder
+from nmtkit.config.files import disk_full, parse_json, sync_folder
 from nmtkit.data.retries import asked_wait, may_pass, wait_after
 from nmtkit.jobs import progress
 from nmtkit.jobs.folder_lock import lock
@@ -104,8 +104,8 @@ class HttpClient:
             if len(text) > LARGEST_JSON:
                 raise DownloadError(f"{url}: the answer has more than {LARGEST_JSON >> 20} MB")
             try:
-                return json.loads(text)
-            except (ValueError, RecursionError):
+                return parse_json(text)
+            except ValueError:
                 raise DownloadError(f"{url}: the answer is not JSON: {_shown(text)}") from None
 
         return self._repeated(url, read, lambda: 0)
@@ -260,7 +260,7 @@ class _Partial:
     def validator(self) -> str | None:
         """Returns the value of If-Range to request the rest of this file, or None if the rest cannot be requested."""
         try:
-            notes = json.loads(self.notes.read_text(encoding="utf-8"))
+            notes = parse_json(self.notes.read_text(encoding="utf-8"))
             value = notes["validator"] if notes["url"] == self.url else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
@@ -270,7 +270,7 @@ class _Partial:
         """Prepares for the body of an answer. Returns the size of the whole file, or None if it is unknown.
 
         Raises _ChangedError if the answer is the rest of a different file. An answer with the whole file replaces the
-        part.
+        received part.
         """
         validator = _validator(response.headers)
         if response.status == 206:

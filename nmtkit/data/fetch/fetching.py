@@ -235,10 +235,10 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def size(kilobytes: int) -> str:
-    """Returns a size in KiB, the unit of OPUS, as text in B, KB, MB or GB."""
+    """Returns a size in KiB, the unit of OPUS, as text in B, KB, MB, GB or TB."""
     count = float(kilobytes * 1024)
-    for unit in ("B", "KB", "MB"):
+    for unit in ("B", "KB", "MB", "GB"):
         if count < 999.5:  # the format writes 999.5 as 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:,.3g} GB"
+    return f"{count:,.3g} TB"

@@ -89,7 +89,10 @@ class OpusApi:
         return found[-1]
 
     def related(self, languages: tuple[str, str], corpus: str | None = None) -> tuple[str, str]:
-        """Returns OPUS's codes for languages, such as pt_BR for pt-BR. Raises ValueError if a language is missing."""
+        """Returns OPUS's codes for languages, such as pt_BR for pt-BR.
+
+        Raises ValueError if OPUS lacks the corpus or a language.
+        """
         of_corpus = {} if corpus is None else {"corpus": corpus}
         where = "OPUS" if corpus is None else f"the corpus {corpus} of OPUS"
         codes = self.languages(**of_corpus)
@@ -168,7 +171,7 @@ def opened(
 
 
 def check_archive(corpus: Corpus) -> str | None:
-    """Returns the text of the file LICENSE of an archive, shortened.
+    """Returns the shortened text of the file LICENSE of an archive, or None if the file is missing or too large.
 
     Raises ValueError if the archive lacks the two texts, or if their compression ratio is too high for text. Raises
     OSError if the texts are larger than the free space of the disk.

@@ -56,7 +56,7 @@ def check_sets(names: Sequence[str], pair: str | None, flag: str) -> None:
     """
     sets = known_sets()
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"name at least one test set, and each set once; given: {', '.join(names) or 'none'}")
+        raise ValueError(f"give at least one test set, and give each set once; given: {', '.join(names) or 'none'}")
     for name in names:
         if name not in sets:
             raise ValueError(f"sacreBLEU has no test set {name!r}; {suggestion(name, list(sets))}")
@@ -115,15 +115,15 @@ def read_sets(names: Sequence[str], pair: str, client: HttpClient | None = None)
             raise ValueError(f"the test set {name} has no references for {pair}")
         if references and len(texts) != len(references):
             raise ValueError(f"{names[0]} has {len(references)} references, but {name} has {len(texts)}")
-        references = [[*before, *text] for before, text in zip(references or [[] for _ in texts], texts, strict=True)]
-        sources += _lines(Path(dataset.get_source_file(pair)))
-        downloads += dataset.data
-        counts = {len(text) for text in references}
-        if counts != {len(sources)}:
+        source = _lines(Path(dataset.get_source_file(pair)))
+        if wrong := [len(text) for text in texts if len(text) != len(source)]:
             raise ValueError(
-                f"the test set {name} is damaged: {len(sources):,} source lines and {min(counts):,} references; "
+                f"the test set {name} is damaged: the source has {len(source):,} lines, and a reference {wrong[0]:,}; "
                 f"remove {dataset._outdir}"
             )
+        references = [[*before, *text] for before, text in zip(references or [[] for _ in texts], texts, strict=True)]
+        sources += source
+        downloads += dataset.data
     return PublishedSet(pair=pair, sources=sources, references=references, downloads=tuple(downloads))
 
 

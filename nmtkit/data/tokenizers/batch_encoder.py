@@ -28,7 +28,7 @@ LONGEST = 8 * COLUMNS - 1
 ABSENT = 0
 FIRST_CAPACITY = 1 << 10
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, rounded to an odd number
-PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fills the rest of a number of n bytes
+PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fills all bytes from byte n on
 
 WordIndices = npt.NDArray[np.int64]
 WordNumbers = npt.NDArray[np.uint64]
@@ -76,7 +76,7 @@ class BatchEncoder:
         self._clear()
 
     def _clear(self) -> None:
-        """Removes all words from the table. Index 0 is reserved for the end of a line and has the id eos."""
+        """Removes all words from the table. No word has the index 0, so a line end gets this index, with the id eos."""
         self._table = WordTable()
         self._first, self._counts = np.zeros(1, np.int64), np.ones(1, np.int64)
         self._ids = np.array([EOS], self._dtype)  # ids of all words, concatenated
@@ -220,7 +220,7 @@ class WordKeys:
     @staticmethod
     def of(text: bytes, starts: WordIndices, lengths: WordIndices) -> "WordKeys":
         """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
-        # Row r has the text from byte r on. So for each byte of the text, an aligned number of one row begins there.
+        # Row r has the text from byte r on. So at each byte of the text, an aligned number of one of the rows begins.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]

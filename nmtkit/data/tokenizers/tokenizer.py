@@ -109,11 +109,11 @@ class SubwordModel:
 
     @cached_property
     def foreign_ids(self) -> dict[str, int]:
-        """Maps each piece that only the model of the other side produces to its id in the shared table.
+        """The pieces that only the model of the other side produces, and the ids of these pieces in the shared table.
 
         `spm_model.renumbered` makes this table. Text that is unknown to this model, such as a letter that occurs only
-        in the training data of the other side, is looked up here. Marian and transformers produce the same ids, because
-        both look up all pieces in one vocabulary.
+        in the training data of the other side, is looked up among these pieces. Marian and transformers produce the
+        same ids, because both look up all pieces in one vocabulary.
         """
         unused = filter(self.processor.is_unused, range(len(self)))
         return {self.processor.id_to_piece(id).removeprefix(FOREIGN): id for id in unused}

@@ -1,4 +1,4 @@
-"""ByteNet: "Neural Machine Translation in Linear Time" (Kalchbrenner et al. 2016). Comments name its sections."""
+"""ByteNet: "Neural Machine Translation in Linear Time" (Kalchbrenner et al. 2016). Comments name the sections."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -15,7 +15,7 @@ from nmtkit.models.architectures.interface import Architecture, Vocabulary
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
 CHANGED_FROM = 4  # position from which the words of the first target sentence are changed
 FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
-TOLERANCE = 1e-4  # allowed change as a share of the largest feature; another order of summation changes less
+TOLERANCE = 1e-4  # allowed change as a share of the largest feature; a different order of summation changes less
 
 
 class ContractError(ValueError):
@@ -33,7 +33,7 @@ def described(value: object) -> str:
 
 
 def words(lengths: tuple[int, ...], size: int, seed: int, longest: int | None = None) -> Packed:
-    """Returns sentences of `lengths` random word ids below `size`. Longer sentences are cut to `longest` words."""
+    """Returns random sentences of the given lengths, but at most `longest` words, with word ids below `size`."""
     generator = torch.Generator().manual_seed(seed)
     first = min(FIRST_WORD, size - 1)
     limited = [min(length, longest or length) for length in lengths]

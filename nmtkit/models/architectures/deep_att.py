@@ -20,7 +20,7 @@ from nmtkit.models.layers.recurrent import AdditiveAttention, AttentionLSTM, Lay
 
 @dataclass(frozen=True, kw_only=True)
 class DeepAttConfig(Config):
-    """The defaults are the model of section 4. `preprocess` chooses the vocabulary; the paper uses words.
+    """The defaults are the settings of the model of section 4. The paper uses a vocabulary of words.
 
     The paper does not state the hidden width of the attention or the range of the initial weights.
     """
@@ -54,8 +54,8 @@ PUBLISHED = DeepAttConfig()
 class FastForwardLayer(nn.Module):
     """One LSTM layer: [T, width] -> [T, gate_rows + hidden].
 
-    The output is the first `gate_rows` columns of W x + b, followed by h. The LSTM of torch does not return W x + b, so
-    these columns are computed a second time.
+    The output is the first `gate_rows` values of W x + b, followed by h. W x + b is the input of the gates without the
+    recurrent part. The LSTM of torch does not return W x + b, so these values are computed a second time.
     """
 
     def __init__(self, width: int, hidden: int, gate_rows: int, dropout: float, reverse: bool) -> None:

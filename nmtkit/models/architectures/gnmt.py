@@ -25,7 +25,7 @@ from nmtkit.models.layers.recurrent import (
 
 @dataclass(frozen=True, kw_only=True)
 class GNMTConfig(Config):
-    """The defaults are the WMT models of section 8, whose vocabulary (chosen by `preprocess`) has 32,000 pieces."""
+    """The defaults are the settings of the WMT models of section 8, which have a vocabulary of 32,000 pieces."""
 
     encoder_layers: int = option(
         8, "LSTM layers of the encoder, including the bidirectional layer at the bottom", min=1, max=1000
@@ -51,7 +51,7 @@ PUBLISHED = GNMTConfig()
 
 
 class ResidualStack(nn.Module):
-    """LSTM layers with residual connections from the second layer on (equation 6).
+    """The LSTM layers above the bottom layer, with residual connections from the second of them on (equation 6).
 
     `context` is the width of the attention context, which every layer of the decoder reads (section 3, figure 1).
     """
@@ -85,8 +85,8 @@ class GNMT(IncrementalArchitecture):
 
     The query of the attention is the output of the bottom decoder layer for the previous token. Every decoder layer
     reads the context, so that the upper layers can run in parallel (section 3). The bottom layer of the encoder is
-    bidirectional (section 3.2). Residual connections start at the third layer of each stack. Decoder states start at
-    zero.
+    bidirectional (section 3.2). Residual connections start at the third layer of encoder and decoder. Decoder states
+    start at zero.
     """
 
     def __init__(self, config: GNMTConfig, vocabulary: Vocabulary) -> None:
@@ -108,7 +108,10 @@ class GNMT(IncrementalArchitecture):
             nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the output of the top encoder layer and the keys of the attention: [S, D + attention width]."""
+        """Returns the output of the top encoder layer and the keys of the attention: [S, D + d_attention].
+
+        With a single encoder layer, the result is [S, 2D + d_attention].
+        """
         x = self.dropout(self.source_embedding(source.values))
         x = self.encoder(self.bottom_encoder(x, source.layout), source.layout)
         return source.with_values(self.bottom_decoder.with_keys(x))

@@ -18,27 +18,27 @@ from nmtkit.models.layers import rows_of
 from nmtkit.models.layers.recurrent import AttentionLSTM, AttentionLSTMOutput, AttentionMemory, LayerStates
 
 # B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
-# sentence, R hypotheses of a sentence, N = B x R rows of a search
+# sentence, R hypotheses of a sentence, N = B x R rows of a search, D width of the features
 
 
 class IncrementalState(DecoderState):
     """States of decoder layers (LSTM states, the last inputs of convolutions), and the padded memory.
 
     `layers` are the layers with a state. The attribute `state_shapes` of a layer has the shapes of its state tensors
-    without the dimension N. For teacher forcing, `layers` is empty: every layer starts from zeros, and `packed_memory`
-    is the memory.
+    without the dimension N. For teacher forcing, `layers` is None: every layer starts from zeros, and `packed_memory`
+    is the memory. In a search, `packed_memory` is None, because sentences come and go.
     """
 
-    def __init__(self, memory: Packed, beams: int, layers: Iterable[nn.Module] = ()) -> None:
+    def __init__(self, memory: Packed, beams: int, layers: Iterable[nn.Module] | None = None) -> None:
         self.beams = beams
         self.memory = memory.to_padded()  # [B, M, …]
         self.lengths = memory.layout.lengths
         rows = memory.layout.sentences * beams
         self.states: LayerStates = {
             layer: tuple(self.memory.new_zeros(rows, *shape) for shape in cast(Any, layer.state_shapes))
-            for layer in layers
+            for layer in layers or ()
         }
-        self.packed_memory = None if self.states else memory
+        self.packed_memory = memory if layers is None else None
         self.position = self.lengths.new_zeros(rows)  # [N]: number of tokens so far in each row
         self.recorded_weights: list[Tensor] | None = None  # if a list, it collects cross-attention [B, H, L, M]
 

@@ -18,8 +18,9 @@ from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.layers import rows_of
 from nmtkit.models.layers.static_kv_cache import CacheLengths
 
-# B sentences or slots of a search, R hypotheses (rows) of each, N = B x R, S source tokens, T target tokens, L and M
-# tokens of the longest target and source, H heads, D model width, V target vocabulary
+# B sentences or slots of a search (a slot is for one sentence and its hypotheses), R hypotheses (rows) of each, N =
+# B x R, S source tokens, T target tokens, L and M tokens of the longest target and source, H heads, D model width, V
+# target vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,10 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Returns features [T, D]. Row t depends only on the memory of its sentence and on targets up to row t."""
+        """Returns features [T, D].
+
+        The features of a token depend only on the memory of its sentence and on the target tokens up to this token.
+        """
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
         """Returns the features [T, D] of all target tokens, from which `output_projection` computes the logits."""
@@ -79,10 +83,10 @@ class Architecture(nn.Module, ABC):
             )
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        """Returns auxiliary losses per target token by name, and resets them.
+        """Returns the auxiliary losses by name, and resets them.
 
-        The losses are means over the training passes since the last call. The base class of criterions adds the losses
-        to the loss of every criterion.
+        A loss is a value per target token: the mean over the training passes since the last call. The base class of
+        criterions adds each loss, times the number of target tokens, to the loss of every criterion.
         """
         return {}
 
@@ -151,10 +155,11 @@ class Architecture(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """Computes the same as `step`, but the tokens of slot b are at position[b]. Returns logits in fp32.
+        """Computes the same as `step` for `tokens` [N]. Returns the logits [N, V] in fp32.
 
-        The step must not wait for the device. Shapes must depend only on the state and on `lengths`, which has the
-        largest number of target positions and of source positions in any slot.
+        `position` [B] has the target position of the tokens of each slot. The step must not wait for the device. Shapes
+        must depend only on the state and on `lengths`, which has the largest number of target positions and of source
+        positions in any slot.
         """
         raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
@@ -164,9 +169,9 @@ def layer_index(layer: int | None, layers: int) -> int:
 
     None selects the layer that aligns words best. This layer is the second-to-last layer (Garg et al. 2019, "Jointly
     Learning to Align and Translate"), or the last layer if there are at most two layers. Raises ValueError if `layer`
-    is above the number of layers.
+    is not from 1 to the number of layers.
     """
-    if layer is not None and layer > layers:
+    if layer is not None and not 1 <= layer <= layers:
         raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")
     if layer is None:
         return layers - 2 if layers > 2 else layers - 1

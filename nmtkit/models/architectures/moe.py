@@ -118,7 +118,7 @@ PUBLISHED = MoEConfig()
     ),
 )
 class MoE(IncrementalArchitecture):
-    """A GNMT with few layers and a layer of experts below the top layer of each stack.
+    """A GNMT with few layers, and a layer of experts below the top layer of the encoder and of the decoder.
 
     Every LSTM and mixture layer has a residual connection. Mixture outputs pass through a sigmoid. Only the bottom
     layer of the decoder reads the attention context.

@@ -104,7 +104,7 @@ def units(config: NeuralGPUConfig) -> Sequence[CGRU]:
 
 
 class TapeConvolution(nn.Module):
-    """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
+    """The three convolutions of a decoder layer over the output tape (W, W' and W'' in equation 5).
 
     Words are written to the first row of the tape, and all other rows are zero. So the convolutions change only the
     upper `rows` rows of an image. Kernel rows that would only multiply zeros are left out.
@@ -220,7 +220,7 @@ class ExtendedNeuralGPU(Architecture):
     # --- memory of the backward pass ----------------------------------------------------------------------------------
 
     def parts(self, steps: int) -> list[tuple[int, int]]:
-        """Returns the first step and the last step + 1 of each part that the backward pass recomputes."""
+        """Divides the steps into groups of `recomputed_steps`. Returns the first step and the last step + 1 of each."""
         length = self.config.recomputed_steps or steps
         return [(first, min(first + length, steps)) for first in range(0, steps, length)]
 

@@ -48,7 +48,7 @@ PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # number and length of the random 
 def stack(
     kind: type[EncoderLayer] | type[DecoderLayer], config: TransformerConfig, numbers: Sequence[int]
 ) -> nn.ModuleList:
-    """Returns a list with one layer for each of `numbers`. The same number stands for the same layer (tied weights)."""
+    """Returns a list with a layer for each entry of `numbers`. Equal entries get the same layer (tied weights)."""
     layers = {number: kind(config, numbers.index(number)) for number in dict.fromkeys(numbers)}
     return nn.ModuleList(layers[number] for number in numbers)
 
@@ -56,9 +56,8 @@ def stack(
 class Transformer(Architecture):
     """The model of figure 1. Without encoder layers, the decoder alone is a language model of the target side.
 
-    With a joint vocabulary and `share_embeddings`, both embeddings and the output projection share one matrix (section
-    3.4). Otherwise only the target embedding and the output projection share a matrix. Without `tie_output`, the output
-    projection has its own matrix.
+    With `share_embeddings` and a joint vocabulary, the source and the target embedding share one matrix. With
+    `tie_output`, the target embedding and the output projection share one matrix (section 3.4).
     """
 
     output_projection: nn.Linear

@@ -96,7 +96,7 @@ class TransformerConfig(Config):
     )
     kernels: tuple[int, ...] = option(
         (3, 7, 15, 31),
-        "tokens that the convolutions of the first, second, … layer read; the last number holds for all later layers",
+        "number of tokens that the convolution of each layer reads; the last number is also for all later layers",
         min=2,
         max=1_000,
     )
@@ -168,8 +168,14 @@ class TransformerConfig(Config):
             raise ValueError("--base-width needs scaled embeddings; leave out --no-scale-embeddings")
         if self.residual != "plain" and self.pre_norm:
             raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
-        if not self.encoder_layers and self.encoder_layerdrop:
-            raise ValueError("--encoder-layerdrop does nothing without an encoder (--encoder-layers 0)")
+        # a preset with convolutions on both sides may become a language model
+        encoder_differs = self.encoder_self_attention not in ("attention", self.decoder_self_attention)
+        for flag, given in (
+            ("--encoder-layerdrop", self.encoder_layerdrop),
+            ("--encoder-self-attention", encoder_differs),
+        ):
+            if given and not self.encoder_layers:
+                raise ValueError(f"{flag} does nothing without an encoder (--encoder-layers 0)")
         kinds = {self.decoder_self_attention, self.encoder_self_attention if self.encoder_layers else None}
         if self.window is not None and "attention" not in kinds:
             raise ValueError(f"--window needs self-attention, not {' and '.join(sorted(filter(None, kinds)))}")

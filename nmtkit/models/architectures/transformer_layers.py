@@ -30,7 +30,7 @@ Context = AttentionContext | RecurrentContext
 
 
 def norm_of(config: TransformerConfig, width: int | None = None) -> nn.Module:
-    """Returns a norm of rows of this width, or of the width of the model."""
+    """Returns a norm for vectors of width `width`, or of the width of the model if `width` is None."""
     kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
     return kind(width or config.d_model, config.norm_eps)
 
@@ -48,9 +48,9 @@ class Layer(nn.Module):
         self.scales: Mapping[str, Tensor | float] = {}
 
     def residual(self, x: Tensor, name: str, *context: Context) -> Tensor:
-        """Applies the sub-layer `name`: returns LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4).
+        """Applies the sub-layer `name`: returns LayerNorm(scale * x + Dropout(Sublayer(x))) (sections 3.1, 5.4).
 
-        With pre-norm, returns x + Dropout(Sublayer(LayerNorm(x))).
+        The scale is 1, or comes from `scales`. With pre-norm, returns x + Dropout(Sublayer(LayerNorm(x))).
         """
         norm: nn.Module = getattr(self, f"{name}_norm")
         sublayer: nn.Module = getattr(self, name)

@@ -5,8 +5,8 @@ has Marian's binary format: version, number of tensors, headers (length of the n
 of data), names, shapes, an offset to the next multiple of 256 bytes, and the data. All numbers are little-endian; data
 is padded to multiples of 256 bytes.
 
-The numbers of a matrix have 8 bits: a weight w becomes round(w s). Each matrix has one scale s = 127 / max |w|, which
-follows the numbers. The header has Marian's shape, but the numbers have the order of torch: all inputs of the first
+The elements of a matrix have 8 bits: a weight w becomes round(w s). Each matrix has one scale s = 127 / max |w|, which
+follows the elements. The header has Marian's shape, but the elements have the order of torch: all inputs of the first
 output, then all inputs of the second output, and so on. The engines also need a scale for the input of each product, in
 a tensor whose name is the name of the matrix with the ending _QuantMultA. These scales come from the activations of a
 few sentences. The embeddings are also the output projection.

@@ -103,8 +103,9 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
         return hub.download(repository, kind="model", revision=files.commit, patterns=patterns).folder
 
     checkpoints = [file for file in top if file.endswith(".pt")]
+    has_dictionaries = any(file.startswith("dict.") for file in top)  # then fairseq has written the checkpoint
     try:
-        if model_cache.CHECKPOINT in top:
+        if model_cache.CHECKPOINT in top and not has_dictionaries:
             return checkpoint_file.read(download([model_cache.CHECKPOINT]) / model_cache.CHECKPOINT), "nmtkit"
         if safetensors.CONFIG_FILE in top:
             weights = [file for file in top if file.endswith(".safetensors")]
@@ -115,7 +116,7 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
             kind = ModelSettings(read_json(config), config).one_of("model_type", huggingface.LOADERS)
             weights = next((found for each in WEIGHTS if (found := list(filter(each.fullmatch, top)))), [])
             return detect.load(download([*texts, *weights])), f"transformers ({kind})"
-        if len(checkpoints) == 1 and not any(file.startswith("dict.") for file in top):
+        if len(checkpoints) == 1 and not has_dictionaries:
             return checkpoint_file.read(download(checkpoints) / checkpoints[0]), "nmtkit"
         if len(checkpoints) == 1:
             return detect.load(download([*texts, *checkpoints])), "fairseq"
@@ -125,6 +126,7 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
         raise error if name in str(error) else ValueError(f"{name}: {error}") from error
     present = ", ".join(sorted(top)[:8]) or "no file"
     raise ValueError(
-        f"{name} does not hold a model that nmtkit reads. The top of the repository must contain a checkpoint "
-        f"(model.pt), or a model of transformers (config.json), Marian (.npz) or fairseq (.pt). It contains {present}"
+        f"{name} does not hold a model that nmtkit reads. The top of the repository must contain a model of nmtkit "
+        "(model.pt or nmtkit.json), transformers (config.json), Marian (.npz) or fairseq (.pt). It contains "
+        f"{present}"
     )

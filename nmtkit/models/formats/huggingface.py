@@ -267,7 +267,7 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
 
 
 def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
-    """Warns of `added` tokens, except `known` and special tokens, because the import leaves them out.
+    """Warns of `added` tokens, except `known` and special tokens, because the import leaves these tokens out.
 
     transformers separates these tokens from the text before SentencePiece divides the text into pieces.
     """
@@ -292,7 +292,7 @@ def pieces_by_id(path: Path) -> dict[int, str]:
     contents = read_json(path)
     by_id = {check_id(id, path): piece for piece, id in contents.items()}
     if not by_id or len(by_id) < len(contents):
-        raise ValueError(f"{path} has {'several pieces with one id' if contents else 'no entries'}")
+        raise ValueError(f"{path} has {'several pieces with the same id' if contents else 'no entries'}")
     return by_id
 
 

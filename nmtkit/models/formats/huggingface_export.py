@@ -1,10 +1,11 @@
 """Exports a Transformer as a folder for Hugging Face's transformers.
 
-A model of one direction becomes a MarianMTModel with a MarianTokenizer. In the position encoding of MarianMTModel, all
-sines come before all cosines. In nmtkit's default encoding, sines and cosines alternate. The export therefore permutes
-the rows and columns of all weights that read or write the residual stream, so that the function stays the same.
+A bilingual model becomes a MarianMTModel with a MarianTokenizer, and so does a model with tokens of target languages
+only (>>deu<<). In the position encoding of MarianMTModel, all sines come before all cosines. In nmtkit's default
+encoding, sines and cosines alternate. The export therefore permutes the rows and columns of all weights that read or
+write the residual stream, so that the function stays the same.
 
-A model of several languages becomes an M2M100ForConditionalGeneration. The tokenizer of M2M-100 has a fixed list of 100
+Any other multilingual model becomes an M2M100ForConditionalGeneration. The tokenizer of M2M-100 has a fixed list of 100
 languages. The language tokens follow the pieces, in the order of this list. The export has an embedding for each
 language token. Tokens that the model does not have, such as the tokens of other languages, get copies of the embedding
 of <s>, because a trained model never predicts <s>.
@@ -220,9 +221,9 @@ def check_languages(tokenizer: Tokenizer, source: Path) -> None:
 def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[int]:
     """Returns the ids to which the output bias gives the probability 0 (hidden ids).
 
-    Raises ValueError if an export without bias and hidden ids would have different probabilities. Hidden ids can be
-    left out if the bias of all other ids is 0, and if each hidden id has the embedding of a known id: </s> for the
-    first token of the decoder, and <unk> for pieces.
+    Raises ValueError if an export without the bias and without these ids would have different probabilities. Hidden ids
+    can be left out if the bias of all other ids is 0, and if each hidden id has the embedding of a known id: </s> for
+    the first token of the decoder, and <unk> for pieces.
     """
     bias = model.state_dict().get("output_projection.bias")
     if bias is None:
@@ -248,7 +249,10 @@ def piece_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def ordinary_pieces(tokenizer: Tokenizer, hidden: Collection[int]) -> dict[str, int]:
-    """Returns the ids of the pieces that are in the table of M2M-100, by text, in order."""
+    """Returns the ids of the pieces for the table of the export, vocab.json, by text, in order.
+
+    Special tokens, entries that do not stand for a piece, and the ids in `hidden` are left out.
+    """
     ids = piece_ids(tokenizer)
     return {piece: id for piece, id in ids.items() if piece not in NAMES and not is_unused(piece) and id not in hidden}
 

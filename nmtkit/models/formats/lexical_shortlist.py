@@ -2,9 +2,10 @@
 
 A line of a text file has a target piece, a source piece and the probability of the target piece. NULL is the empty
 source word. A binary file begins with a header of six 64-bit numbers: magic number, checksum of the following numbers,
-number of most frequent target pieces, number of best target pieces of each source piece, length of the offsets, and
-length of the lists. After the header come the offsets (64-bit numbers) and the lists (32-bit numbers). All numbers are
-little-endian (`src/data/shortlist.h` of Marian). The most frequent pieces are the first ids of the vocabulary.
+number of most frequent target pieces, number of best target pieces of each source piece, number of offsets, and total
+length of the lists. A list has the ids of the target pieces of a source piece. After the header come the offsets (the
+bounds of the lists, 64-bit numbers) and the lists (32-bit numbers). All numbers are little-endian
+(`src/data/shortlist.h` of Marian). The most frequent pieces are the first ids of the vocabulary.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,10 @@ NumpyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class LexicalEntries:
-    """Pairs of pieces: source piece sources[i] may become target piece targets[i]. Ids come from the tokenizer."""
+    """Pairs of pieces: source piece sources[i] may become target piece targets[i]. The arrays have the tokenizer's ids.
+
+    The source id `tokenizer.source_size` is the empty source word.
+    """
 
     sources: NumpyArray
     targets: NumpyArray
@@ -78,7 +82,7 @@ def write_text(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> Non
 
 
 def write_binary(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> None:
-    """Writes the lists of all source pieces, sorted. Probabilities and entries of the empty source word are left out.
+    """Writes the sorted list of each source piece. Probabilities and entries of the empty source word are left out.
 
     The most frequent pieces are in the list of eos, which is the last piece of every source sentence.
     """
@@ -122,10 +126,13 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
     if vocabularies:
         models = [[piece.text for piece in pieces_of(read_model(vocabulary))] for vocabulary in vocabularies]
         names = models[0], models[-1]
-    if len(offsets) - 1 != len(names[0]) or (len(targets) and targets.max() >= len(names[1])):
+    lists, largest = len(offsets) - 1, int(targets.max(initial=-1))
+    if lists != len(names[0]) or largest >= len(names[1]):
+        fault = f"has lists of {lists:,} source pieces, and the vocabulary has {len(names[0]):,}"
+        if lists == len(names[0]):
+            fault = f"has a target piece with id {largest:,}, and the vocabulary has {len(names[1]):,}"
         raise ValueError(
-            f"{path} has lists of {len(offsets) - 1:,} source pieces, and the vocabulary has {len(names[0]):,}; "
-            "give the vocabularies it was made with: --vocab source.spm --vocab target.spm"
+            f"{path} {fault}; give the vocabularies it was made with: --vocab source.spm --vocab target.spm"
         )
     sources = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     frequent = np.arange(min(numbers[2], len(names[1])))

@@ -147,7 +147,7 @@ def average_attention(settings: ModelSettings, inner: int, activation: str) -> d
 
 
 def tied_layers(settings: ModelSettings) -> tuple[int, ...]:
-    """Returns the number of each decoder layer, or () without ties. Layers with the same number share all weights."""
+    """Returns the number of the group of each decoder layer, or () without ties. A group shares all its weights."""
     value = settings.value("transformer-tied-layers", [])
     words = value if isinstance(value, list) else str(value).split()
     if not all(str(word).isdecimal() for word in words):
@@ -297,6 +297,7 @@ def settings_of(weights: Weights, path: Path) -> ModelSettings:
 
 SPACES = " \t\r"  # white space of YAML within a line, and a carriage return at its end; other spaces are text
 PAIR = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"' \t].*?)[ \t]*:(?:[ \t]+(.*))?""")
+LIST_ITEM = re.compile(r"""[ \t]*((?:"(?:[^"\\]|\\.)*"|'(?:[^']|'')*')?[^,]*),?""")  # a comma in quotes is text
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -316,7 +317,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
             if pair:
                 key, value = scalar(pair[1]), (pair[2] or "").strip(SPACES)
                 is_list = value.startswith("[") and value.endswith("]")
-                parts = [part for part in value[1:-1].split(",") if part.strip(SPACES)]
+                parts = [part for part in LIST_ITEM.findall(value[1:-1]) if part.strip(SPACES)]
                 settings[key] = [scalar(part) for part in parts] if is_list else scalar(value)
             elif stripped.startswith("- ") and key:
                 settings[key] = [*(settings[key] if isinstance(settings[key], list) else []), scalar(stripped[2:])]

@@ -1,12 +1,12 @@
 """Exports a Transformer for Marian, as a folder with model.npz, SentencePiece models and decoder.yml.
 
 Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embedding of bos. The export therefore
-subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
-change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
-projection, all logits change by the same number, so the probabilities do not change. If the first decoder layer shares
-its weights with others, it gets separate weights. An SSRU has no such bias, and the gates of average attention
-multiply x. A model with an SSRU or average attention must therefore be trained with --zero-bos, so that its decoder
-starts from zeros, too.
+subtracts b from all embeddings. Embeddings are multiplied by s = sqrt(d_model), so the input of the first layer changes
+from x to x - s b. Two biases compensate for this change: W s b in the projection to queries, keys and values, whose
+weight is W, and s b in the residual sum. If the embeddings are also the output projection, all logits change by the
+same number, so the probabilities do not change. If the first decoder layer shares its weights with others, it gets
+separate weights. An SSRU has no such bias, and the gates of average attention multiply x. A model with an SSRU or
+average attention must therefore be trained with --zero-bos, so that its decoder starts from zeros, too.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
@@ -44,7 +44,7 @@ from nmtkit.models.formats.writing import (
 # Marian supports every value of the settings in SAME. ALLOWED maps further settings to the values that Marian supports.
 SAME = SIZES | {"share_embeddings", "tie_output", "embedding_norm", "zero_bos", "ssru_norm", "decoder_tied_layers"}
 SAME |= {"average_ffn", "average_gate", "average_separate_gates"}
-# Marian adds 1e-6 to the variance in norms. For a model with 1e-5, log probabilities differ by about 1e-5 (relative).
+# Marian adds 1e-6 to the variance in norms. With norm_eps 1e-5, log probabilities differ by about 1e-5 (relative).
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 ALLOWED |= {"decoder_self_attention": tuple(SELF_ATTENTION.values())}
 MODEL = "model.npz"
@@ -87,7 +87,8 @@ def check_average_attention(config: TransformerConfig, source: Path) -> None:
     if config.average_ffn and config.d_ff == config.d_model:
         raise ValueError(
             f"{source} has average attention with d_ff {config.d_ff} and d_model {config.d_model}; Marian leaves out "
-            "the second product if both are equal; train with a different --d-ff, or give --format safetensors"
+            "the second matrix of its feed-forward network if the widths are equal; train with a different --d-ff, or "
+            "give --format safetensors"
         )
 
 

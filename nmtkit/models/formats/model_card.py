@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config.files import HUB_PREFIX
+from nmtkit.config.files import HUB_PREFIX, parse_json
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 from nmtkit.models.building import reads_source
@@ -80,10 +80,10 @@ def published_card(
     license: str | None,
     scores: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Returns the README.md of a model in a repository of the Hub: a card with licence, languages, base and scores.
+    """Returns the README.md of a model of the Hub: a card with licence, languages, base model and scores.
 
-    `card` is the README.md of the export, or None if the format has no such file. `command` uses the model in nmtkit.
-    `scores` are the results of `read_scores`.
+    `card` is the README.md of the export, or None if the format has no such file. `command` is the shell
+    command that uses the model in nmtkit. `scores` are the results of `read_scores`.
     """
     run, origin = contents.get("run", {}), contents.get("origin", {})
     base = origin if "repository" in origin else run.get("base_origin", {})
@@ -115,7 +115,7 @@ def read_scores(path: Path) -> list[Mapping[str, Any]]:
     """Returns the scores in a file of `nmtkit score --format json`. Raises ValueError that names the file."""
     advice = f"{path} does not hold scores with signatures; write the file with: nmtkit score … --format json"
     try:
-        scores = json.loads(read_bytes(path))
+        scores = parse_json(read_bytes(path))
     except ValueError as error:
         raise ValueError(advice) from error
     scores = scores if isinstance(scores, list) else [scores]

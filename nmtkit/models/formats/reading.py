@@ -1,14 +1,18 @@
 """Reads model files of other toolkits. Every error is a ValueError or OSError that names the file and the entry."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nmtkit.config.files import parse_json
+
 
 def check_file(path: Path, purpose: str = "") -> None:
-    """Raises FileNotFoundError, whose message ends with `purpose`, or ValueError if `path` is not a regular file."""
+    """Raises FileNotFoundError if `path` is missing, and ValueError if `path` is not a regular file.
+
+    The message of FileNotFoundError ends with `purpose`.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{purpose and '; '}{purpose}")
     if not path.is_file():  # reading a named pipe could block forever
@@ -30,9 +34,10 @@ def read_text(path: Path, purpose: str = "") -> str:
 
 def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
     """Returns the JSON object in a file."""
+    text = read_text(path, purpose)
     try:
-        contents = json.loads(read_text(path, purpose))
-    except (json.JSONDecodeError, RecursionError) as error:
+        contents = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON, or is damaged: {error}") from error
     if not isinstance(contents, dict):
         raise ValueError(f"{path} does not hold a JSON object")
@@ -95,7 +100,7 @@ class ModelSettings:
         return value
 
     def one_of(self, name: str, supported: Collection[str], default: str | None = None) -> str:
-        """Returns a text that must be in `supported`."""
+        """Returns the text of a setting, which must be in `supported`."""
         value = self.value(name, default)
         if not isinstance(value, str) or value not in supported:
             shown = f"{name} {str(value)[:60]!r}"

@@ -60,7 +60,8 @@ def table_of(
 
     The decoder starts from the entry `start`. If `start` is None, the decoder starts from eos. Then <s> gets the row of
     eos, and an entry <s> of the original vocabulary counts as unused. Pieces that are in `models` but not in the
-    vocabulary get the row of <unk>. Raises ValueError naming the path if an entry is missing, if an id is not below
+    vocabulary get the row of <unk>. Pieces that text never produces become language tokens if `stands_for_language`
+    accepts them. Raises ValueError naming the path if an entry is missing, if an id is not below
     `size`, or if `start` is the entry of <unk> or eos.
     """
     if max(by_id) >= size:

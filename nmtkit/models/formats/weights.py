@@ -112,7 +112,7 @@ class Weights:
         return tensors
 
     def learned_positions(self, config: TransformerConfig, prefix: str = "") -> dict[str, Tensor]:
-        """Returns learned positions. The first rows of the file, up to the padding id, are unused and left out."""
+        """Returns learned positions, without the first rows of a table (up to the padding id), which are unused."""
         tensors: dict[str, Tensor] = {}
         for side, stack in (("source", "encoder"), ("target", "decoder")) if config.positions == "learned" else ():
             table = self.matrix(f"{prefix}{stack}.embed_positions.weight")

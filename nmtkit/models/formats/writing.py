@@ -1,4 +1,4 @@
-"""The common part of the exports: checks that a program can reproduce a model, and writes files."""
+"""The common part of the exports: checks that a program, such as Marian, can reproduce a model, and writes files."""
 
 import dataclasses
 import json
@@ -26,9 +26,9 @@ TRAINING |= {"gradient_checkpointing"}
 # outputs of 5 to 40 pieces, ((5 + length) / 6) ** 0.6 is nearly proportional to length ** 0.45.
 BEAM, LENGTH_EXPONENT = 4, 0.45
 SEARCH_NOTE = f"""
-{{}} has the search settings that are nearest to the defaults of nmtkit: the beam, and a length penalty. Log
-probabilities are divided by length ** {LENGTH_EXPONENT}, in nmtkit by ((5 + length) / 6) ** 0.6, so a few translations
-differ (in transformers, 6 of 1,000 lines of a test set of captions).
+{{}} has the search settings that are nearest to the defaults of nmtkit: the beam, and a length penalty. With these
+settings, log probabilities are divided by length ** {LENGTH_EXPONENT}. nmtkit divides them by
+((5 + length) / 6) ** 0.6, so a few translations differ (in transformers, 6 of 1,000 lines of a test set of captions).
 """
 
 
@@ -56,7 +56,7 @@ def check_expressible(
             f"{otherwise}"
         )
     config = model.config
-    width = config.d_model / config.heads  # the default width of a head, which --d-key and --d-value may repeat
+    width = config.d_model / config.heads  # the only supported value of --d-key and --d-value
     refused, wanted = [], []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

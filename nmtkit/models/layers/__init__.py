@@ -71,7 +71,7 @@ def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def rows_of(sentences: Tensor, beams: int) -> Tensor:
-    """Returns the indices of the rows of `sentences`, in a search with `beams` rows for each sentence."""
+    """Returns the indices of the rows (hypotheses) of `sentences` [n]: [n * beams]. A sentence has `beams` rows."""
     return (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
 
 
@@ -82,10 +82,10 @@ def sharing_copy(model: M) -> M:
 
 
 class ModuleWatch:
-    """Tells whether modules of models have hooks, new code, new modules or new weights since the watch began.
+    """Tells whether modules have hooks, or have got new code, new modules or new weights since the watch began.
 
-    An engine asks this before each search, and the search of one line can take only half a millisecond. So the methods
-    compare lists of objects, and do not walk through the models.
+    An engine calls `are_changed` before each search, and the search of one line can take only half a millisecond. So
+    the methods compare lists of objects, and do not walk through the models.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:

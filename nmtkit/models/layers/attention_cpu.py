@@ -2,7 +2,7 @@
 
 One copy pads the sentences and separates the heads, T H K -> BH L K, and one copy restores T H K. Keys are padded to a
 multiple of 16, because vector instructions compute 16 columns of a softmax at once (15 columns take 11 times as long as
-16). The softmax is computed in fp32, products in the dtype of the projections.
+16). The softmax is computed in fp32. The products are computed in the dtype of the projections.
 """
 
 import math

@@ -40,7 +40,8 @@ SplitHeads = Callable[[Tensor], tuple[Tensor, ...]]
 class HeadSplit:
     """Splits the output of a stacked projection into its parts, and each part into heads: T H*(K+…) -> T H K, …
 
-    `heads` has the number of heads of each part, and `widths` has the width of a head of each part.
+    The parts are queries, keys and values, or keys and values. `heads` has the number of heads of each part, and
+    `widths` has the width of a head of each part.
     """
 
     def __init__(self, heads: Sequence[int], widths: Sequence[int]) -> None:

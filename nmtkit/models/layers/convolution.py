@@ -34,13 +34,14 @@ def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool)
 def packed_convolution(x: Tensor, weights: Tensor, newer: int, layout: Layout) -> Tensor:
     """Computes `RecurrentContext.convolution` of `attention.py` for whole sentences: T D, T H W -> T D.
 
-    The sum is a product with a band matrix for each head, which is as fast as the second product of attention.
+    The weighted sums of a head are a product with a band matrix, which takes as long as the product of attention
+    weights and values. The last `newer` weights belong to the tokens after the current token.
     """
     heads, width = weights.shape[1:]
     padded = Packed(x, layout).to_padded().unflatten(-1, (heads, -1)).transpose(1, 2)  # B H L D/H
     kernel = Packed(weights, layout).to_padded().transpose(1, 2)  # B H L W
     token = torch.arange(layout.max_length, device=x.device)
-    index = token - token[:, None] + width - 1 - newer  # L L: index of the weight that a token gives to another token
+    index = token - token[:, None] + width - 1 - newer  # L L: index of the weight of token j (column) for token i (row)
     inside = (index >= 0) & (index < width)
     band = kernel.gather(-1, index.clamp(0, width - 1).expand(*kernel.shape[:2], -1, -1)) * inside
     return Packed.from_padded((band @ padded).transpose(1, 2).flatten(2), layout).values

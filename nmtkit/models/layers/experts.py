@@ -101,8 +101,9 @@ class Experts(nn.Module):
         """Computes `products` in any dtype, as batched products of blocks. A block has tokens of one expert.
 
         The number of blocks does not depend on `counts`, which only the device knows. The size of a block is the
-        average number of rows of an expert. So at most twice as many rows as necessary are multiplied. There are at
-        most twice as many blocks as experts, and each block has a copy of the weights of its expert.
+        average number of tokens of an expert, but at least `MIN_BLOCK`. So, with at least `MIN_BLOCK` tokens for each
+        expert on average, about twice as many rows as necessary are multiplied at most. There are at most twice as many
+        blocks as experts, and each block has a copy of the weights of its expert.
         """
         experts, dtype = len(self.fc1), compute_dtype(x)
         size = max(MIN_BLOCK, -(-len(x) // experts))

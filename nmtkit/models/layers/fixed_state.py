@@ -4,8 +4,8 @@ A step of self-attention reads the keys and values of all earlier tokens. A step
 one vector for each hypothesis. The vector of a convolution holds the newest tokens. States are in fp32, or in fp64 for
 a model in fp64.
 
-`RecurrentCache` is the state of a search on a CPU, `StaticRecurrentCache` the state of a search with CUDA graphs. Both
-keep the states of all layers in one tensor, so that one operation reorders all states.
+`RecurrentCache` is the state of a search without CUDA graphs, and `StaticRecurrentCache` is the state of a search with
+CUDA graphs. Both classes keep the states of all layers in one tensor, so that one operation reorders all states.
 """
 
 from collections.abc import Sequence
@@ -96,10 +96,10 @@ class AverageAttention(nn.Module):
 
 @dataclass(frozen=True)
 class StepContext:
-    """An `attention.RecurrentContext` for a step: the state N D of one layer, which is overwritten, and the memory.
+    """An `attention.RecurrentContext` for a step: the state of one layer, which is overwritten, and the memory.
 
-    `share` is the share of the earlier tokens in the new average: n / (n + 1) after n tokens. It is one number, or a
-    tensor N 1.
+    The state is N D, or N (W-1)*D for convolutions of maximum width W. `share` is the share of the earlier tokens in
+    the new average: n / (n + 1) after n tokens. It is one number, or a tensor N 1.
     """
 
     state: Tensor
@@ -189,7 +189,7 @@ class StaticRecurrentCache(StaticMemory):
         return super().nbytes + self.states.nbytes
 
     def advance(self, position: Tensor, lengths: CacheLengths) -> list[StepContext]:
-        """Returns the context of each layer for a step. The new tokens of slot b are at position[b] [B]."""
+        """Returns the context of each layer for a step. `position` [B] has the target position of the new tokens."""
         share = (position / (position + 1)).to(self.states.dtype).repeat_interleave(self.beams)[:, None]
         return [
             StepContext(state, share, StaticMemoryContext(self, layer, lengths))

@@ -1,8 +1,8 @@
 """The KV cache of a beam search on a CPU. When hypotheses are reordered, no keys or values are copied.
 
-Keys and values are appended and never move. A mask marks the cache positions of the ancestors of each hypothesis. All
-hypotheses of a sentence attend to all cache positions of the sentence in one masked matrix product, which takes less
-time than reordering the cache at every step.
+Keys and values are appended, and stay in place until the cache is full. A mask marks the cache positions of the
+tokens of each hypothesis. All hypotheses of a sentence attend to all cache positions of the sentence in one masked
+matrix product, which takes less time than reordering the cache at every step.
 
 One tensor holds the keys and values of all layers, so that a step prepares the views of all layers at once. For one
 sentence, a step of a layer takes 17 operations. Each operation on such small tensors takes a fixed time, so the number
@@ -207,7 +207,7 @@ class KVCache(MemoryCache):
         self.used = 0  # number of used positions among E
         like = self.memory_mask.new_empty(0, dtype=self._cache_dtype(sentences, device))
         self.hypotheses = KeysAndValues.zeros(len(projections), sentences, self.heads, capacity, self.widths, like)
-        # B R E, added to scores: 0 at the positions of the ancestors of a row, else -inf
+        # B R E, added to scores: 0 at the positions of the tokens of a row, else -inf
         self.mask = like.new_full((sentences, beams, capacity), -math.inf)
         # R R: at the positions of the newest step, a row sees only its own position
         self.self_mask = like.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
@@ -239,7 +239,7 @@ class KVCache(MemoryCache):
         self.slots = list(zip(*slots, strict=True))  # for each layer, the destination of its new keys and values
         heads, (key, value), queries = self.heads, self.widths, self.query_heads * self.widths[0]
         self.row_stride = row = queries + heads * (key + value)  # row size of the projection
-        # size, strides and first element of the new keys and values within the projection, for each tensor of slots
+        # size, strides and first element of the new keys and values in the projection, for each tensor of `self.slots`
         size = [self.sentences, heads, self.new]
         if key == value:
             self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], queries)]
@@ -277,7 +277,10 @@ class KVCache(MemoryCache):
         self.mask[slots] = -math.inf
 
     def _prune(self) -> None:
-        """Drops the cache positions that no row attends to, and adds free positions. Rows share most old positions."""
+        """Drops the cache positions that no row attends to, and adds free positions.
+
+        Few old positions remain, because the rows of a sentence share most of their earlier tokens.
+        """
         alive = (self.mask == 0).any(1)  # B E
         used = int(alive.sum(1).max())
         least = 2 * MULTIPLE if self.rows <= MAX_FP32_ROWS else MULTIPLE
@@ -351,7 +354,7 @@ class CachedContext(MemoryContext):
 
 
 def _ungrouped(x: Tensor, sentences: int, groups: int) -> Tensor:
-    """Returns queries or weights of all heads of queries: BH RG X -> B HG R X."""
+    """Separates the heads of queries or of attention weights: BH RG X -> B HG R X, where X is K or E."""
     return x.view(sentences, -1, x.shape[1] // groups, groups, x.shape[2]).transpose(2, 3).flatten(1, 2)
 
 

@@ -69,7 +69,10 @@ def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
-    """Returns the log-sum-exp and the block maxima of `logits`. The maxima are None if the kernel cannot run."""
+    """Returns the log-sum-exp [N] and the block maxima [N, blocks] of `logits` [N, V], like `fused_logsumexp`.
+
+    The maxima are None if the kernel cannot run.
+    """
     if logits.is_cuda and is_usable(logits.device):
         return fused_logsumexp(logits, block)
     return logits.logsumexp(1), None

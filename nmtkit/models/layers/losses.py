@@ -67,13 +67,14 @@ def output_two_pass_loss(
     share: float,
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns sums over two passes p and q: the loss, the negative log-likelihood and the divergence.
+    """Returns the loss, the negative log-likelihood and the divergence of two passes, summed over tokens.
 
-    Only the loss has a gradient. The divergence is (KL(p || q) + KL(q || p)) / 2. The loss is
+    Only the loss has a gradient. p and q are the distributions of the first and the second pass. The divergence is
+    (KL(p || q) + KL(q || p)) / 2. The loss is
 
         label-smoothed cross-entropy + alpha * divergence
 
-    Cross-entropy and negative log-likelihood are means of both passes, in which the second pass has the weight `share`.
+    Cross-entropy and negative log-likelihood are weighted means of the passes. The second pass has the weight `share`.
     `output` maps the features [T, D] of a pass to logits [T, V]. `target` is [T].
     """
     if is_unmodified(output, nn.Linear):
@@ -99,7 +100,10 @@ def _padded_target(target: Tensor, size: int) -> Tensor:
 
 
 def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
-    """Splits tokens into chunks whose logits fit into the limit. `token_bytes` is the size of the logits of a token.
+    """Splits tokens into chunks whose logits have at most `CHUNK_BYTES` bytes (`CHUNK_BYTES_GPU` on a GPU).
+
+    `token_bytes` is the size of the logits of a token. On a CPU, a chunk has at least `MIN_CHUNK_TOKENS` tokens, even
+    if its logits are larger.
 
     On a CPU, each chunk has one of few sizes, because oneDNN compiles three products for every new size, which takes
     20 ms with a vocabulary of 6,000. All chunks except the last have the same size, a multiple of `CHUNK_STEP`. The
@@ -221,7 +225,7 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The fused cross-entropy. The gradient of the logits of a row is p - eps / V - (1 - eps) [k = target].
+    """The fused cross-entropy. The gradient of logit k of a token is p(k) - eps / V - (1 - eps) [k = target].
 
     p is the softmax of the logits. `needs_gradient` is true if the caller has gradients enabled. It is passed because
     torch disables gradients inside a Function.

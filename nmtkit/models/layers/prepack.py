@@ -183,7 +183,7 @@ class _NoGradient(torch.autograd.Function):
 class PrepackedLinear(InferenceLinear):
     """`nn.Linear` with weights in the layout of oneDNN. A bf16 layer multiplies in bf16 and sums in fp32.
 
-    oneDNN takes 12 µs to set up a product, so BLAS computes small products in fp32.
+    oneDNN takes 12 µs to set up a product, so BLAS computes the small products of fp32 layers.
     """
 
     def __init__(self, linear: nn.Linear, precision: Literal["fp32", "bf16"]) -> None:

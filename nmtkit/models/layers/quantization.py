@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from nmtkit.models.layers import int8, is_unmodified
 
-# T rows
-
 
 class RoundedLinear(nn.Linear):
     """An `nn.Linear` that rounds its weights to 8 bits with a scale per output, and its inputs with a scale per row."""
@@ -46,8 +44,8 @@ def rounded_weight(weight: Tensor) -> Tensor:
 def quantize_aware(model: nn.Module) -> tuple[int, int]:
     """Changes a model in place, so that its linear layers and embeddings round their weights.
 
-    Names and values of parameters stay the same. Returns the number of layers and embeddings that round their weights,
-    and the number of layers, which also round their inputs. Raises ValueError if nothing is rounded.
+    Names and values of parameters stay the same. Returns two counts: the layers and embeddings that round their
+    weights, and the linear layers that also round their inputs. Raises ValueError if nothing is rounded.
     """
     weights = inputs = 0
     for module in model.modules():

@@ -142,9 +142,9 @@ class AttentionLSTMOutput(NamedTuple):
 class AttentionLSTM(nn.Module):
     """An LSTM layer that attends to the memory at each token, with its previous output as the query.
 
-    gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the previous output, so tokens are computed
-    one after another. W x is computed in one product for all tokens. With `projection`, the output is projected to
-    width `projection`.
+    gates = W x_t + C context(h_{t-1}) + U h_{t-1}. The context depends on the previous output h_{t-1}, so tokens are
+    computed one after another. W x is computed in one product for all tokens. With `projection`, the output is
+    projected to width `projection`.
     """
 
     def __init__(

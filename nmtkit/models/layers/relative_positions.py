@@ -30,7 +30,7 @@ class Rotary:
         return positions[..., None] * self.base**-exponent
 
     def __call__(self, x: Tensor, positions: Tensor | int, heads: int) -> Tensor:
-        """Returns the rows `x` with their first `heads` heads of width K rotated: T D -> T D.
+        """Returns a copy of x in which the first `heads` heads (of width K) of each row are rotated: T D -> T D.
 
         The other elements of a row, such as values, stay the same.
 
@@ -128,7 +128,7 @@ class RelativePositions(PositionTerms):
         return sums @ vectors(self.value_positions).to(weights.dtype)
 
     def _indices(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Returns the row of each distance in the tables, expanded to the first three sizes of `like`: B H L M."""
+        """Returns the index of the vector of each distance, expanded to the first three sizes of `like`: B H L M."""
         return (distance.clamp(-self.limit, self.limit) + self.limit).expand(*like.shape[:3], -1)
 
 

@@ -92,7 +92,7 @@ def kernels() -> tuple[Any, Any] | None:
 
 
 class FusedAddAndNorm(torch.autograd.Function):
-    """norm(x + dropout(change)), in the dtype of `change`: T D. Weight and bias are in fp32."""
+    """Computes norm(x + dropout(change)) in the dtype of `change`: T D. Weight and bias are in fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:

@@ -43,9 +43,9 @@ def use_deepnorm(layers: Iterable[nn.Module], *, alpha: float, beta: float) -> N
 def use_admin(layers: Sequence[nn.Module], width: int, run: Callable[[], object]) -> None:
     """Sets the scales of a stack of layers from the variances of one forward pass, `run` (Liu et al. 2020, section 4).
 
-    A scale is a parameter [width]. The scale of sub-layer i is sqrt(Var[x_0] + sum of Var[f_j(x_j-1)] for j < i), where
-    x_0 is the input of the stack. So the input and the output of a sub-layer have the same ratio as in a model with
-    norms before the sub-layers.
+    A scale is a parameter [width]. The scale of sub-layer i is sqrt(Var[x_0] + sum of Var[f_j(x_{j-1})] for j < i),
+    where x_0 is the input of the stack, and x_j is the output of sub-layer j. So the input and the output of a
+    sub-layer have the same ratio as in a model with norms before the sub-layers.
     """
     by_sublayer: dict[nn.Module, nn.Parameter] = {}
     for layer in dict.fromkeys(layers):

@@ -36,9 +36,9 @@ def running_average(x: Tensor, layout: Layout) -> Tensor:
 
 
 def sequential_scan_(update: Tensor, forget: Tensor, reverse: bool = False) -> Tensor:
-    """Overwrites `update` u with c_t = f_t c_{t-1} + u_t: B L D. If `reverse`, c_t = f_{t+1} c_{t+1} + u_t.
+    """Overwrites u (`update`) with c_t = f_t c_{t-1} + u_t, where f is `forget`: B L D.
 
-    There is one operation for each token of the longest sentence.
+    If `reverse`, c_t = f_{t+1} c_{t+1} + u_t. There is one operation for each token of the longest sentence.
     """
     states, gates = update.unbind(1), forget.unbind(1)
     states, gates = (states[::-1], gates[:0:-1]) if reverse else (states, gates[1:])
@@ -48,7 +48,7 @@ def sequential_scan_(update: Tensor, forget: Tensor, reverse: bool = False) -> T
 
 
 def parallel_scan(update: Tensor, forget: Tensor) -> Tensor:
-    """Returns c_t = f_t c_{t-1} + u_t by doubling (Hillis and Steele 1986): B L D.
+    """Returns c_t = f_t c_{t-1} + u_t for u = `update` and f = `forget`, by doubling (Hillis and Steele 1986): B L D.
 
     After n rounds, each token has the terms of the last 2^n tokens. On a GPU and in compiled code, log2(L)
     operations on all tokens are faster than L operations on one token of each sentence.

@@ -1,4 +1,4 @@
-"""Pads row counts in training, because oneDNN compiles a product for every new shape."""
+"""Pads tensors in training to few different numbers of rows, because oneDNN compiles a product for every new shape."""
 
 import os
 

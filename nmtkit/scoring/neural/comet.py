@@ -29,7 +29,7 @@ CLASSES = ("regression_metric", "referenceless_regression_metric", "unified_metr
 ENCODERS = {"XLM-RoBERTa": "XLMRoberta", "XLM-RoBERTa-XL": "XLMRobertaXL"}  # name in hparams -> prefix in transformers
 # packages of objects that Lightning stores with the weights, such as the state of callbacks; the metric ignores them
 PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric", "torchmetrics", "numpy", "comet")
-ROWS = 2048  # rows that the feed-forward network reads at a time
+ROWS = 2048  # number of translations that the feed-forward network scores at a time
 
 
 def read_hparams(folder: Path) -> ModelSettings:
@@ -174,14 +174,14 @@ class Comet(NeuralMetric):
         return result
 
     def run(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns the embedding of each text [B, D], or the score of each input of a unified metric [B, 1]."""
+        """Returns the embedding of each text [texts, D], or the score of each input of a unified metric [inputs, 1]."""
         layers = self.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
         real = mask[..., None].float()
         tokens = sum(
             weight * (normalized(layer, real) if self.normalized else layer)
             for weight, layer in zip(self.mix, layers, strict=True)
         )
-        tokens = self.gamma * tokens  # B M D
+        tokens = self.gamma * tokens  # [inputs, tokens, D]
         padded = (ids == self.padding)[..., None]
         if self.pool == "max":
             return tokens.masked_fill(padded, -torch.inf).amax(1)
@@ -191,7 +191,7 @@ class Comet(NeuralMetric):
 
 
 def normalized(layer: Tensor, real: Tensor) -> Tensor:
-    """Returns a layer [B, M, D] with mean 0 and variance 1 over all numbers of a sentence. `real` is 0 for padding."""
+    """Returns a layer [inputs, tokens, D] with mean 0 and variance 1 over each input. `real` is 0 for padding."""
     count = real.sum(1, keepdim=True) * layer.shape[-1]
     mean = (layer * real).sum((1, 2), keepdim=True) / count
     variance = (((layer * real - mean) * real) ** 2).sum((1, 2), keepdim=True) / count
@@ -199,7 +199,7 @@ def normalized(layer: Tensor, real: Tensor) -> Tensor:
 
 
 def sparsemax(scores: Tensor) -> Tensor:
-    """Returns the probabilities that are nearest to `scores` [C] (Martins and Astudillo 2016, algorithm 1)."""
+    """Returns the probabilities that are nearest to `scores` [layers] (Martins and Astudillo 2016, algorithm 1)."""
     ordered = scores.sort(descending=True).values
     counts = torch.arange(1, len(scores) + 1)
     sums = ordered.cumsum(0) - 1

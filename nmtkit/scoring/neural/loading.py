@@ -1,6 +1,5 @@
 """Finds the files of a neural metric, in a local folder or on the Hugging Face Hub, and loads the model."""
 
-import re
 from pathlib import Path
 
 from nmtkit.config.files import HUB_PREFIX, is_hub_name, sha256_of
@@ -56,16 +55,15 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
     if folder.suffix == ".ckpt" and folder.is_file():  # the command comet-score also takes the path of a checkpoint
         folder = folder.absolute().parents[1]
     if not folder.is_dir():
-        hint = f"; for a model of the Hub, give {HUB_PREFIX}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
-        raise FileNotFoundError(f"{model} is not a folder{hint}")
+        raise FileNotFoundError(f"{model} is not a folder")
     return folder, folder.resolve().name, ""
 
 
 def companion(folder: Path, pretrained: str, also: tuple[str, ...] = ()) -> Path:
-    """Returns the folder that has the tokenizer of a model and the files `also`, which many checkpoints lack.
+    """Returns a folder with a tokenizer and the files `also`. Many checkpoints lack these files.
 
-    This is `folder` if it has these files, otherwise the folder of the pretrained model `pretrained`, a local folder or
-    a name on the Hub. Raises OSError or ValueError, with the missing files, if the download fails.
+    If `folder` has the files, returns `folder`. Otherwise, returns the folder of the model `pretrained`, which is a
+    local folder or a name on the Hub. Raises OSError or ValueError, with the missing files, if the download fails.
     """
     if any((folder / name).is_file() for name in TOKENIZER_FILES) and all((folder / name).is_file() for name in also):
         return folder

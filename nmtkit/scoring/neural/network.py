@@ -21,7 +21,10 @@ MEMORY = 65_536  # maximum number of results that a metric keeps for later calls
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The folder of a model, its name in outputs, and the commit or the hash of its weights in signatures."""
+    """The folder of a model, its name in outputs, and the revision of its weights in signatures.
+
+    `revision` is the commit of a model of the Hub, or the hash of the weights of a local model.
+    """
 
     folder: Path
     name: str
@@ -44,7 +47,7 @@ class NeuralMetric(SegmentMetric):
 
     @abstractmethod
     def run(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns a row for each input: [B, D]. `ids` [B, M] are padded, and `mask` [B, M] is 0 for padding."""
+        """Returns a vector for each input: [inputs, D]. `ids` and `mask` [inputs, tokens]; the mask of padding is 0."""
 
     padding: int  # id of the padding
 

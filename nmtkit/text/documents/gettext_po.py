@@ -64,7 +64,9 @@ class CatalogueEntry:
 
     @property
     def forms(self) -> dict[str, Message]:
-        return {name: message for name, message in self.messages.items() if name.startswith("msgstr")}
+        """The translations in the order of their index, which may differ from their order in the file."""
+        names = (name for name in self.messages if name.startswith("msgstr"))
+        return {name: self.messages[name] for name in sorted(names, key=lambda name: (len(name), name))}
 
     @property
     def translated(self) -> bool:
@@ -172,7 +174,10 @@ class MessagePart:
 
 
 def parts_of(text: str) -> Iterator[MessagePart]:
-    """Yields the parts of a text that are translated. A message of ICU with branches is one part, tags included."""
+    """Yields the parts of a text that are translated.
+
+    A message of ICU with branches, such as {n, plural, one {# file} other {# files}}, is one part, tags included.
+    """
     if is_message(text):
         lines = text.split("\n")
         yield MessagePart(0, lines, "", "", max(map(len, lines)), Inline([Piece("text", text, text)]), str)

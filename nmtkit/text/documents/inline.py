@@ -20,7 +20,7 @@ _STAND_IN = re.compile(r"(</?g\d+/?>)")
 _WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # excludes the no-break space
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 _SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that may follow a space
-_CODE = "\ufffc"  # value of `before`, the previous character, after a code
+_CODE = "\ufffc"  # stands for a code in `before`, the last character so far
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Inline:
         pieces = [replace(piece, spaced=piece.spaced or alone) for piece, alone in zip(pieces, unpaired, strict=True)]
         parts: list[str] = []
         self.spaces = _spaces(pieces)
-        ends_blank = True  # the translator sees the text without codes, so spaces around a code are merged
+        ends_blank = True  # the model gets the text without codes, so spaces around a code are merged
         for index, piece in enumerate(pieces):
-            if self.is_glued(piece):  # the translator must not join the words on both sides
+            if self.is_glued(piece):  # the model must not read the words on both sides as one word
                 parts.append(" ")
                 ends_blank = True
             if piece.role == "text":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from nmtkit.text.documents.encoding import Encoding, decode
-from nmtkit.text.languages import subtags
+from nmtkit.text.languages import same_language
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -42,7 +42,8 @@ class ReadOptions:
 class Document(ABC):
     """A file of a format: extracts the translatable text, and writes the file with translated text.
 
-    `segments` are lines of HTML with placeholders for inline codes. A translator translates each segment.
+    `segments` are lines of HTML, where a tag such as <g0/> stands for each inline code (inline.py). A translator
+    translates each segment.
     """
 
     protects: ClassVar[bool] = False  # whether files of the format usually contain placeholders such as %s
@@ -68,7 +69,7 @@ class Document(ABC):
         """Warns if the languages that the file names are not the languages of the command."""
         expected = self.options.source_language, self.options.target_language
         for side, named, language in zip(("source", "target"), (source, target), expected, strict=True):
-            if named and language and subtags(named)[0] != subtags(language)[0]:
+            if named and language and not same_language(named, language):
                 self.options.warn(
                     f"{self.options.name} names the {side} language {named[:40]!r}, not {language!r}; check the file "
                     "and the languages of the command or the model"

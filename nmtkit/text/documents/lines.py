@@ -14,7 +14,7 @@ _BREAKABLE = re.compile(r"[ \t\r\n\f\v]+|[^ \t\r\n\f\v]+")  # a no-break space i
 _ENDS = SENTENCE_ENDS + ":։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
-_NEAR = 3  # the end of a part moves by at most this number of words to follow punctuation
+_NEAR = 3  # the end of a part moves by at most this number of words, so that the part ends in punctuation
 
 
 def ends_sentence(text: str) -> bool:
@@ -92,8 +92,8 @@ def _breaks(before: str, after: str) -> bool:
 def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
     """Divides words into one part for each weight, with lengths in proportion to the weights.
 
-    Each part has a word if there are enough words. The end of a part moves by up to three words to follow punctuation,
-    if the parts still fit into `limit` columns.
+    Each part has a word if there are enough words. The end of a part moves by up to three words, to a word that ends in
+    punctuation, if the parts still fit into `limit` columns.
     """
     ends = [0, *accumulate(word.width for word in words)]
     shares = list(accumulate(weights))

@@ -305,7 +305,7 @@ def _code(match: re.Match[str]) -> Piece:
 
 
 def _without_dash(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces without the dash that marks a new speaker."""
+    """Returns the pieces after the dash of a new speaker, or all pieces without such a dash at the start."""
     for index, piece in enumerate(pieces):
         if piece.role == "text" and piece.text.strip():
             dash = _DASH.match(piece.text)

@@ -275,7 +275,7 @@ class _PageReader:
             self.add_tag("closing", tag)
 
     def pop(self, position: int) -> None:
-        """Closes the last open element, whose content ends at `position`."""
+        """Closes the last open element, which ends at `position`, after its end tag if it has an end tag."""
         name, *_ = self.open.pop()
         self.names[name] -= 1
         if self.copied is not None and len(self.open) <= self.copied[1]:
@@ -296,7 +296,7 @@ class _PageReader:
 
 
 def _separated(run: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Yields the parts of a run between the tags of separate elements that have no text beside them."""
+    """Divides a run at the tags of `is_separate` elements that have no text beside them. Yields the parts."""
     pairs = partners([(piece.role, piece.name) for piece in run])
     closing = {end: start for start, end in pairs.items()}
     around: list[int] = [-1]  # indices of the start tags of the open separate elements; -1 stands for the run

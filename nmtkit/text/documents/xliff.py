@@ -28,6 +28,8 @@ from nmtkit.text.documents.encoding import XML_ENCODING, Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
 from nmtkit.text.documents.lines import sentence_ranges, words_of, wrapped
+from nmtkit.text.documents.web import Token
+from nmtkit.text.documents.web import attributes as tag_attributes
 from nmtkit.text.markup import partners, unescape_entities
 
 MAX_DEPTH = 200  # maximum depth of nested elements
@@ -234,7 +236,7 @@ class SourcePart:
 
 @dataclass(frozen=True)
 class Unit:
-    """A source to translate. The new target is a copy of the content of `content`, with translated `parts`."""
+    """A source to translate. The new target copies `content` (the source or seg-source), with translated `parts`."""
 
     source: Node
     content: Node
@@ -318,7 +320,7 @@ class Xliff(Document):
                     yield source, target
 
     def parts(self, container: Node) -> Iterator[SourcePart]:
-        """Yields the parts of a source: the whole source, or, if it preserves lines, the lines of each sentence."""
+        """Yields the parts of a source: the whole source, or, if xml:space preserves lines, the lines of a sentence."""
         markup = is_markup("".join(texts_of(container)))
         pieces: Sequence[Piece] = list(self.pieces(container, markup))
         has_section = "<![CDATA[" in self.text[container.inner : container.inner_end]
@@ -420,9 +422,9 @@ class Xliff(Document):
         """Returns the edit that sets attributes of an element."""
         tag = self.text[node.start : node.inner]
         for name, value in attributes.items():
-            match = re.search(rf"\s{re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')", tag)
-            if match:
-                tag = f'{tag[: match.start(1)]}"{escape(value)}"{tag[match.end(1) :]}'
+            span = tag_attributes(tag, Token("opening", 0, len(tag))).get(name.lower())
+            if span:
+                tag = f'{tag[: span[0]]}"{escape(value)}"{tag[span[1] :]}'
             else:
                 end = len(tag) - (2 if tag.endswith("/>") else 1)
                 tag = f'{tag[:end].rstrip()} {name}="{escape(value)}"{tag[end:]}'

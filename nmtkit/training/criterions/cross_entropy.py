@@ -80,10 +80,11 @@ class RDrop(CrossEntropy):
 
 @CRITERIONS.register("simcut", SimCutConfig())
 class SimCut(CrossEntropy):
-    """Smoothed cross-entropy plus alpha times both Kullback-Leibler divergences to a second pass with token cut-off.
+    """Smoothed cross-entropy plus alpha times the Kullback-Leibler divergences KL(p || q) + KL(q || p) of two passes.
 
-    In the second pass, the embedding of each source and target token is zero with probability `simcut_rate` (Gao et al.
-    2022, "Bi-SimCut", equations 5 and 6). Both passes have dropout and gradients. Validation makes a single pass.
+    p and q are the distributions of the first and the second pass. In the second pass, the embedding of each source and
+    target token is zero with probability `simcut_rate` (Gao et al. 2022, "Bi-SimCut", equations 5 and 6). Both passes
+    have dropout and gradients. Validation makes a single pass.
     """
 
     passes = 2.0
@@ -106,7 +107,11 @@ class SimCut(CrossEntropy):
 def two_pass_loss(
     model: Architecture, batch: Batch, smoothing: float, *, first: Tensor, second: Tensor, share: float, alpha: float
 ) -> Loss:
-    """Returns the `output_two_pass_loss` of passes with the features `first` and `second` [T, D], and its counts."""
+    """Returns the loss of two passes over a batch, and its counts.
+
+    `first` and `second` are the features of the passes, tensors [tokens, model width]. `output_two_pass_loss` explains
+    `share` and `alpha`.
+    """
     output = model.output_projection
     loss, nll, divergence = output_two_pass_loss(
         output, first, second, batch.target_output, smoothing, share=share, alpha=alpha

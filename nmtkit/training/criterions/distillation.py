@@ -123,7 +123,7 @@ class Distillation(CrossEntropy):
         return distribution
 
     def read(self, stored: TeacherFile, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
-        """Returns a function like `running`, but with stored candidates instead of running teachers."""
+        """Reads stored candidates. Returns a function like the function that `running` returns."""
         target = batch.target_output.cpu().numpy()
         rows = stored.read(batch.pairs.tolist(), target, target != IGNORE_INDEX)
         ids, log_probabilities = (torch.from_numpy(part[:, : self.candidates]) for part in rows)
@@ -148,7 +148,10 @@ def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], nu
 def teacher_rows(
     teachers: Sequence[Architecture], split: Split, pairs: range, stored: TeacherFile, max_tokens: int
 ) -> Any:
-    """Computes the rows of `pairs` in the format of `stored`: target ids, candidate ids and log probabilities."""
+    """Returns a row for each target token of `pairs`: its id, and the ids and log probabilities of the candidates.
+
+    The rows have the format of `stored`.
+    """
     device = next(teachers[0].parameters()).device
     lengths = stored.lengths[pairs.start : pairs.stop]
     rows = np.empty(int(lengths.sum()), stored.dtype)

@@ -15,7 +15,7 @@ from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.losses import output_cross_entropy
-from nmtkit.scoring.segments import MetricName, check_installed, check_segment_metric
+from nmtkit.scoring.segments import MetricName, check_available, check_segment_metric
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.translation.search.constraints import Constraints
@@ -61,8 +61,7 @@ class ExpectedReward(Criterion):
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        if (name := MetricName.parse(config.reward)).is_neural:
-            check_installed(f"--reward {name.name}")
+        check_available(f"--reward {config.reward}", MetricName.parse(config.reward))
 
     @staticmethod
     def searched_candidates(config: ExpectedRewardConfig) -> int:
@@ -87,7 +86,11 @@ class ExpectedReward(Criterion):
         return Loss(self.config.likelihood_weight * loss - expected, counts)
 
     def directions(self, source: Packed, target_input: Packed) -> list[Constraints]:
-        """Returns the language tokens with which each source and its target begin, as constraints of the candidates."""
+        """Returns the constraints of the candidates of each sentence.
+
+        They have the language tokens at the start of the target as a prefix, and the number of tokens before the text
+        of the source.
+        """
         languages = self.tokenizer.languages.values()
         tags = {*languages, *self.tokenizer.source_tags}
         # if the vocabulary has only target languages, the language tokens are in sources, but not in targets
@@ -138,7 +141,7 @@ class ExpectedReward(Criterion):
         return torch.tensor(qualities) / 100, torch.tensor(owner)
 
     def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
-        """Returns a sum over sentences whose gradient is the gradient of the expected reward."""
+        """Returns a sum over sentences. The gradient of this sum is the gradient of the expected reward."""
         if self.config.candidates == "nbest":
             highest = log_p.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, log_p.detach(), "amax")
             p = (log_p - highest[owner]).exp()
@@ -160,7 +163,7 @@ def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
 
 def real_sentences(batch: Batch) -> Tensor:
     """Returns the indices (int64) of the sentences that count. Sentences of a dummy micro-batch do not count."""
-    last = batch.target_output[batch.target_input.layout.cu_seqlens[1:].long() - 1]  # eos
+    last = batch.target_output[batch.target_input.layout.cu_seqlens[1:].long() - 1]  # eos, or ignored
     return (last != IGNORE_INDEX).nonzero()[:, 0]
 
 

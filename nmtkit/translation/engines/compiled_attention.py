@@ -1,11 +1,11 @@
-"""Attention of a row in the compiled engine, as code for LLVM: softmax(q K^T x scale) V for each head.
+"""Attention of a single query in the compiled engine, as code for LLVM: softmax(q K^T x scale) V for each head.
 
 Keys and values can lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
 kernels for the usual widths of heads keep a query and the weighted sum of values in registers, and add up the products
 of four keys together. They make three passes over all heads: products, exponentials, sums. Within a head, each step
 waits for the result of the previous step (a maximum, a sum, a division). Meanwhile, the processor works on the next
-head. Memory for weights has a row for each head: LANES numbers for results of a pass, then the weights of the
-positions, padded to a multiple of LANES numbers.
+head. The memory for weights has a section for each head. The section begins with LANES numbers: first the maxima of the
+products, later the sum of the exponentials. The weights of the positions follow, padded to a multiple of LANES numbers.
 """
 
 from typing import Any
@@ -44,10 +44,10 @@ def totals(code: Vectors, vectors: list[Any]) -> Any:
 def write_products(
     code: Vectors, parts: int, query: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
 ) -> None:
-    """Writes a vector of maxima to y, and after this vector the products of a query and `count` keys, times `scale`.
+    """Writes the products of a query and `count` keys, times `scale`, to y, after a vector of maxima.
 
-    Lane i of the vector is the maximum over lanes i of all parts of the products. The last part of LANES numbers is
-    written whole, with -inf for missing keys.
+    The products are written in vectors of LANES numbers. Lane i of the maxima is the largest number in lane i of these
+    vectors. If the last vector is not full, it ends with -inf. `parts` is the number of vectors of a query.
     """
     builder = code.builder
     products_at = code.offset(y, code.size(LANES))
@@ -57,7 +57,7 @@ def write_products(
     last, scales = builder.sub(count, code.size(1)), code.broadcast(scale)
 
     def product(index: Any) -> Any:
-        """Returns the elementwise products of the query and key `index`, summed over their parts of LANES numbers.
+        """Multiplies the query and key `index` element by element. Returns the sum of the resulting vectors.
 
         An index beyond the last key reads the last key, so that no load leaves the memory of the keys.
         """
@@ -89,7 +89,7 @@ def write_products(
 
 
 def replace_by_exponentials(code: Vectors, x: Any, count: Any) -> None:
-    """Replaces the products of `write_products` by exp(product - largest product), and the number at x by their sum."""
+    """Replaces the products of `write_products` by exp(product - largest product), and the number at x by the sum."""
     builder, shifts = code.builder, code.broadcast(code.maximum(code.load(x, code.size(0))))
     products = code.offset(x, code.size(LANES))
     total = code.variable(code.constant(0))

@@ -1,4 +1,4 @@
-"""Compilation of code for this processor, with machine code that is kept in files. Needs the package numba.
+"""Compiles code for this processor, and keeps the machine code in files. Needs the package numba.
 
 Kernels are written in LLVM IR, and compiled together once. All other functions are Python functions that Numba
 compiles; they call kernels by their addresses. Otherwise, Numba would compile a kernel again for each function that
@@ -22,7 +22,7 @@ from nmtkit.jobs import machine_code
 from nmtkit.translation.engines.compiled_vectors import FLOAT, SIZE, Vectors
 
 F = TypeVar("F", bound=Callable[..., Any])
-NUMBER, REAL, NOTHING = types.intp, types.float32, types.void  # kinds of arguments; an address is a number
+NUMBER, REAL, NOTHING = types.intp, types.float32, types.void  # kinds of values: integer or address, fp32, none
 KINDS = {NUMBER: SIZE, REAL: FLOAT, NOTHING: ir.VoidType()}
 # without this attribute, LLVM divides vectors of 16 numbers on some processors with AVX-512
 WHOLE_VECTORS = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'

@@ -12,7 +12,7 @@ from llvmlite import ir
 from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Kernels
 from nmtkit.translation.engines.compiled_vectors import FLOAT, LANES, SIZE, Vectors, for_parts
 
-OUTPUTS = 64  # outputs of a block
+OUTPUTS = 64  # layers are padded to a multiple of this number of outputs; also the size of a block of `block_maxima`
 NORM_COLUMNS = 3  # columns of a table of norms: address of the gains, address of the biases, width
 RELU, GELU, SWISH = range(3)
 
@@ -124,7 +124,7 @@ def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: A
 def normalized(
     code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any, y_stride: Any
 ) -> None:
-    """Applies the layer norm in row `index` of the table `norms` to rows of x, and writes the results to y.
+    """Applies layer norm `index` of the table `norms` to rows of x, and writes the results to y.
 
     A missing norm has the width 0 in the table. The kernel then does nothing.
     """
@@ -190,7 +190,7 @@ def recurrent(code: Vectors, gates: Any, width: Any, before: Any, after: Any, y:
 
 @kernel(NUMBER, NUMBER, REAL, NUMBER, NUMBER)
 def averaged(code: Vectors, x: Any, width: Any, share: Any, before: Any, after: Any) -> None:
-    """Writes the new average of rows to `after`: `share` x the average `before`, plus (1 - `share`) x the row x."""
+    """Writes share * before + (1 - share) * x to `after`: the new average, from the old average and the new row x."""
     shares = code.broadcast(share)
 
     def part(index: Any, mask: Any) -> None:
@@ -322,6 +322,6 @@ def logarithms(code: Vectors, x: Any, size: Any) -> None:
 
 @kernel(NUMBER, result=NUMBER)
 def taken(code: Vectors, counter: Any) -> Any:
-    """Returns the integer at an address and increases it by 1. Each thread gets a different number."""
+    """Returns the integer at an address, and increases the integer by 1. Each thread gets a different number."""
     pointer = code.at(counter, code.size(0), SIZE)
     return code.builder.atomic_rmw("add", pointer, code.size(1), "monotonic")

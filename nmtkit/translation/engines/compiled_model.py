@@ -31,7 +31,7 @@ from nmtkit.translation.engines.compiled_products import linear
 Array = npt.NDArray[Any]
 # linear layers of an encoder layer and of a decoder layer, in the order of the table
 ENCODER_LINEARS = QKV, OUT, FC1, FC2 = range(4)
-# Average attention has its feed-forward network in the first two rows. Only average attention has gates.
+# The first two rows of average attention are its feed-forward network. Only average attention has gates.
 DECODER_LINEARS = SELF_IN, SELF_OUT, GATE, AVERAGE_GATE, QUERY, MEMORY, CROSS_OUT, DECODER_FC1, DECODER_FC2 = range(9)
 # norms of a layer; the last two are norms of SSRUs
 NORMS = SELF_NORM, CROSS_NORM, FEED_FORWARD_NORM, VALUE_NORM, FORGET_NORM = range(5)
@@ -59,9 +59,9 @@ MODEL = record(
     "eps source_scale target_scale",
 )
 # Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes).
-# `x`: the residual stream; `normal`: normalised numbers; `projected`: queries, keys and values; `inner`: activations of
-# feed-forward networks; `rounded` and `scales`: the 8-bit inputs of a product and their scales; `weights`: the
-# attention weights of all heads; `everything`: the integers from 0.
+# `x`: the residual stream; `normal`: normalised numbers; `projected`: queries, keys and values; `attended`: results of
+# attention; `inner`: activations of feed-forward networks; `rounded` and `scales`: the 8-bit inputs of a product and
+# their scales; `weights`: the attention weights of all heads; `everything`: the integers from 0.
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
 # Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,

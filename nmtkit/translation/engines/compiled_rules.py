@@ -27,10 +27,10 @@ class Ragged(NamedTuple):
 class AvoidedTexts(NamedTuple):
     """The avoided texts of all sentences, in bytes.
 
-    The lists of target pieces of text i begin at list 2 x texts.starts[i]. There are two lists for each number k of
-    bytes that are already written. For k = 0: the pieces that contain the text, and an empty list. For k > 0: the
-    pieces that begin with the rest of the text (from byte k on), and the pieces that begin with a space and the rest.
-    Lists are sorted.
+    In `pieces`, the lists of text i begin at list 2 x texts.starts[i]. There are two lists for each k, the number of
+    bytes of the text with which a hypothesis ends. For k = 0: the pieces that contain the text, and an empty list. For
+    k > 0: the pieces that begin with the rest of the text (from byte k on), and the pieces that begin with a space and
+    the rest. Lists are sorted.
     """
 
     texts: Ragged
@@ -133,7 +133,10 @@ def forbid_pieces(logits: Array, pieces: Array, columns: Array) -> None:
 
 @inner
 def sift(order: Array, weights: Array, root: int, size: int) -> None:
-    """Moves the token at `root` of a heap down until no token below is better: a larger weight, then a smaller id."""
+    """Moves the token at `root` of a heap down until no token below is better.
+
+    A token is better than another token if its weight is larger, or if the weights are equal and its id is smaller.
+    """
     token = order[root]
     while 2 * root + 1 < size:
         child = 2 * root + 1

@@ -1,9 +1,9 @@
 """Greedy search, beam search and sampling of compiled Transformers for many sentences, as functions compiled by Numba.
 
-All open hypotheses of all sentences are rows of one product. When the search of a sentence is over, the next sentence
-takes its place. The search has the same rules as PyTorch's search, and in fp32 finds the same hypotheses. The result of
-a row does not depend on the other rows, so a sentence gets the same hypotheses in any batch, and several threads can
-take sentences from the same list.
+A thread searches several sentences at a time, each in a slot. The open hypotheses of all slots are rows of one product.
+When the search of a sentence is over, the next sentence takes the slot. The search has the same rules as PyTorch's
+search, and in fp32 finds the same hypotheses. The result of a row does not depend on the other rows, so a sentence gets
+the same hypotheses in any batch, and several threads can take sentences from the same list.
 """
 
 from typing import Any, NamedTuple
@@ -64,7 +64,10 @@ SLOT = record("sentence length count")
 
 
 class SearchState(NamedTuple):
-    """The models, and the memory of a search, for each slot and for each open hypothesis."""
+    """The models, and the memory of a search, for each slot and for each open hypothesis.
+
+    V is the size of the target vocabulary or, with shortlists, at least the length of the longest shortlist.
+    """
 
     models: Array  # records MODEL
     spaces: Array  # records SPACE, one for each model, like `caches` and `outputs`
@@ -91,7 +94,7 @@ class SearchState(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The best finished hypotheses of each sentence, best first. Free places have the score -inf.
+    """The best finished hypotheses of each sentence, best first. Unused entries have the score -inf.
 
     The tokens, length, gains and attention weights of rank r of a sentence have the index order[sentence, r].
     """

@@ -1,4 +1,4 @@
-"""Output projections of shortlists in the compiled engine: weights of a few hundred pieces, packed for a sentence."""
+"""Packs the output projection of a shortlist for the compiled engine: the weights of a few hundred target pieces."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def selected(code: Vectors, columns: Any, count: Any, x: Any, y: Any) -> None:
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER)
 def filled(code: Vectors, y: Any, first: Any, end: Any, bits: Any) -> None:
-    """Writes a 32-bit number to the places of y from `first` to `end`."""
+    """Writes a 32-bit number to y at the indices from `first` to `end` - 1."""
     builder = code.builder
     with code.loop(builder.sub(end, first), 1) as index:
         builder.store(builder.trunc(bits, INT), code.at(y, builder.add(first, index), INT))

@@ -170,7 +170,7 @@ class Vectors:
     def logarithm(self, x: Any) -> Any:
         """Returns the natural logarithm of numbers from 2 ** -126 on. Smaller numbers give -inf.
 
-        x is 2 ** n times a number from 1 to 2, whose logarithm is a polynomial.
+        x is 2 ** n times a number from 1 to 2. A polynomial approximates the logarithm of this number.
         """
         builder = self.builder
         bits = builder.bitcast(x, INTS)

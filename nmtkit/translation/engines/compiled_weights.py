@@ -42,7 +42,7 @@ class WeightTables:
     def linear(self, weight: Tensor | None, bias: Tensor | None, missing: float = 0.0) -> None:
         """Appends a layer to the table of linear layers. Without `weight`, appends a row of zeros.
 
-        The number of outputs is padded to whole blocks. Padding outputs get the bias `missing`.
+        The number of outputs is padded to a multiple of OUTPUTS. Padding outputs get the bias `missing`.
         """
         if weight is None:
             self.linears.append([0] * 8)
@@ -187,7 +187,7 @@ def group_type(precision: Precision) -> Any:
 
 
 def output_of(model: Transformer, precision: Precision) -> tuple[Array, list[Array]]:
-    """Returns the record OUTPUT, which points to the weights of each target piece (for shortlists), and its arrays."""
+    """Returns the record OUTPUT (weights of each target piece, for shortlists), and the arrays to which it points."""
     output = model.output_projection
     weight, scale = output.weight.detach().float(), torch.zeros(len(output.weight))
     if precision == "int8":

@@ -244,7 +244,7 @@ class ContinuousBatching:
         return search is not None and lengths.target <= search.capacity and lengths.source <= search.source_capacity
 
     def grow(self) -> None:
-        """Creates a search for the waiting requests, at least as large as the last search."""
+        """Creates a search for the waiting requests, with no fewer slots than before if memory allows."""
         capacity = source = slots = 0
         if self.search is not None:
             capacity, source, slots = self.search.capacity, self.search.source_capacity, self.search.slots

@@ -33,8 +33,7 @@ from nmtkit.translation.search.rules import LONGEST_RUN, is_loop, searches_again
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 
-# Options that do not concern an engine: `Decoder` and the text pipeline compute the results of these options, and
-# languages are tokens of each segment.
+# Options that `Decoder` and the text pipeline implement, not the engine. Languages are tokens of each segment.
 OUTSIDE = {"--alignment", "--quality", "--mbr", "--source-lang", "--target-lang", "--keep-loops"}
 
 logger = logging.getLogger("nmtkit")
@@ -66,7 +65,7 @@ class LoadedModels:
 
     @property
     def torch_models(self) -> list[Architecture]:
-        """The models with which PyTorch computes. The first use converts copies, which share tensors with `models`."""
+        """The models with which PyTorch computes. Without `prepare_in_place`, the first use converts copies."""
         with self.preparing:
             return self.prepared
 
@@ -240,7 +239,7 @@ class TorchEngine(Engine):
 
 
 def without_required(segment: Segment) -> Segment:
-    """Returns a segment without required phrases, so that the phrases do not change a search that finds them anyway."""
+    """Returns a segment without required phrases. `completed` searches again if the hypotheses lack a phrase."""
     if not segment.constraints.required:
         return segment
     return replace(segment, constraints=replace(segment.constraints, required=()))
@@ -266,8 +265,7 @@ class Decoder:
         self.told = set() if told is None else told
         self.automatic = name == AUTO and loaded.device.startswith("cpu")
         self.decided: Engine | None = None  # with `automatic`, the engine of the newest call
-        # options and engine of the newest batch; None if the engine did not search the batch
-        self.told_last: tuple[SearchOptions, Engine] | None = None
+        self.told_last: tuple[SearchOptions, Engine] | None = None  # of the newest batch, if the engine searched it
         self.obstacle: str | None = None  # with `automatic`, the reason why PyTorch decodes all calls
         on_cuda = loaded.device.startswith("cuda")
         self.name = name if name != AUTO else COMPILED if self.automatic else "slots" if on_cuda else "torch"

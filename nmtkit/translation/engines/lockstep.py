@@ -39,7 +39,7 @@ from nmtkit.translation.search.rules import forbidden_tokens, max_lengths, open_
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, SegmentBatch
 
-MOST_ROWS, MOST_SENTENCES = 64, 32  # open hypotheses, and sentences, that are searched together by one thread
+MOST_ROWS, MOST_SENTENCES = 64, 32  # limits of open hypotheses and of sentences that one thread searches together
 RECORDED = 1 << 22  # largest number of attention weights of all slots, for outputs as long as the sources
 KEPT_BYTES = 1 << 27  # largest size of keys and values that a thread keeps for its next search
 

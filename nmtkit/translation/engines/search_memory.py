@@ -1,6 +1,6 @@
 """Arrays of the compiled search: the sentences of a call, the memory of a search, and its results.
 
-Compiled functions get these arrays, and records with their addresses, and do not allocate memory.
+Compiled functions get these arrays, and records with the addresses of arrays.
 """
 
 import functools
@@ -127,7 +127,10 @@ def rounded(size: int) -> int:
 
 
 class SearchMemory:
-    """Memory of the searches of one thread. `models` are records MODEL, `linears` their tables of linear layers."""
+    """Memory of the searches of one thread.
+
+    `models` are records MODEL, `linears` are the tables of linear layers of these models, `outputs` are records OUTPUT.
+    """
 
     def __init__(self, sizes: MemorySizes, models: Array, linears: Sequence[Array], outputs: Array) -> None:
         self.sizes, self.models = sizes, models

@@ -2,8 +2,8 @@
 
 Source: Post and Vilar 2018, "Fast Lexically Constrained Decoding with Dynamic Beam Allocation". Hypotheses are divided
 into banks by the number of required tokens that they have produced; a hypothesis competes within its bank. When the
-remaining length is just enough for the missing texts, only their tokens are allowed. An automaton tracks the progress
-of a hypothesis.
+remaining length is just enough for the missing texts, only the tokens of these texts are allowed. An automaton tracks
+the progress of a hypothesis.
 """
 
 import math

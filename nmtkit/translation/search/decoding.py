@@ -24,7 +24,7 @@ from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment
 
 PROJECTED_ROWS = 1024  # largest number of tokens whose distributions are in memory at the same time
 
-# B sentences, T target tokens of all sentences, L and M tokens of the longest target and source
+# B sentences, T target tokens of all sentences, L and M tokens of the longest target and source, D model width
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """A search over a part of the target vocabulary: the pieces in the shortlists of the sentences of a batch.
 
 The output projection computes the union of all lists of the batch. The search of a sentence sees only the columns of
-its own list: a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns,
+its own list: a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns:
 indices into the sorted list of the sentence. The columns of unk, bos and eos equal their ids, so the search itself is
 the same as without a shortlist. Shorter lists are padded with columns whose logit is -inf. So the translation of a
 sentence does not depend on the other sentences of the batch.
@@ -153,7 +153,7 @@ def needed_pieces(sentence: Constraints) -> list[int]:
 
 
 def _in_columns(sentence: Constraints, pieces: Pieces, number: int) -> Constraints:
-    """Returns the constraints with columns, indices into `pieces`. The search has `number` columns."""
+    """Returns the constraints with columns (indices into `pieces`) in place of ids. The search has `number` columns."""
     if sentence == NO_CONSTRAINTS:
         return sentence
 

@@ -16,7 +16,7 @@ SEARCH_RULES = (
     FlagRule(
         "--keep-loops",
         excludes=("--sampling", "--no-repeat-ngram", "--score-reference"),
-        reason="no line is decoded again",
+        reason="no line is decoded again, with or without --keep-loops",
     ),
     FlagRule(
         "--score-reference",

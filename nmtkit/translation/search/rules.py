@@ -177,8 +177,8 @@ def forbid_repeats(log_probs: Tensor, history: Tensor, size: int) -> None:
 # LONGEST_RUN repetitions, and of more repetitions than any run of its source and of its prefix. Runs do not depend on
 # the segmentation: a word that stands four times in a source stands four times in its translation, with any pieces.
 # Two kinds of runs are not loops: the digits of a number, because a source may write the number in another way (for
-# example 1 trillion), and signs (punctuation and symbols) if the source has a row of signs, such as the dots of a
-# table of contents.
+# example 1 trillion), and signs (punctuation and symbols) if the source has a series of signs, such as the dots of
+# a table of contents.
 # None of 109,155 human translations (captions and package descriptions) is a loop by this rule. A small model wrote 9
 # loops for 1,000 captions, and all 9 are wrong.
 
@@ -229,7 +229,7 @@ def word_runs(text: str) -> int:
 
 
 def may_repeat(run: str, source: str) -> bool:
-    """Returns whether a run is part of a number, or a row of signs that is at most twice as long as in the source."""
+    """Returns whether a run is part of a number, or a series of signs at most twice as long as in the source."""
     if any(map(str.isalpha, run)):
         return False
     if any(map(str.isdigit, run)):

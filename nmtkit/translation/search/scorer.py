@@ -1,4 +1,4 @@
-"""Scores of the next tokens, from one model or several, and the best continuations.
+"""Computes scores of the next tokens with one or several models, and chooses the best continuations.
 
 `beam_search.Search` and `engines/gpu_beam_search.py` use the same functions, so they find the same translations.
 """
@@ -136,7 +136,7 @@ class Candidates:
         return Candidates(*(field.gather(1, order) for field in (log_probability, self.beam_index, self.tokens)))
 
     def final_scores(self, penalty: Tensor | float) -> Tensor:
-        """Returns the scores B C of candidates that end, divided by `penalty`, and -inf for other candidates."""
+        """Returns final scores, B C: log probability / `penalty` of candidates that end, -inf for other candidates."""
         return (self.log_probability / penalty).masked_fill(self.tokens != EOS, -math.inf)
 
 
@@ -191,7 +191,7 @@ def _without_nan(sums: Tensor, block_maxima: Tensor | None) -> Tensor:
 
 @functools.lru_cache(64)
 def block_width(columns: int) -> int:
-    """Returns the number of columns of a block: a divisor of `columns` if a suitable one exists.
+    """Returns the number of columns of a block: a suitable divisor of `columns`, or BLOCK if no divisor is suitable.
 
     The maximum is computed over 32 columns at a time, so a width that is not a multiple of 32 is slow.
     """

@@ -23,7 +23,7 @@ from nmtkit.text.ibm_model1 import ITERATIONS, LexicalTable
 
 # B sentences, V target vocabulary
 
-SPECIAL = sorted((UNK, BOS, EOS))  # pieces of every list, so that their columns equal their ids
+SPECIAL = sorted((UNK, BOS, EOS))  # every list begins with them, so their columns are their ids
 assert list(range(len(SPECIAL))) == SPECIAL
 
 
@@ -144,8 +144,8 @@ def most_frequent(target: Encoded, number: int) -> NumpyArray:
 def shortlist_of(entries: LexicalEntries, tokenizer: Tokenizer) -> Shortlist:
     """Returns the shortlist with these entries.
 
-    A source piece that the target vocabulary also has is in its own list, so that names can be copied. Entries of the
-    empty source word are left out.
+    If a source piece is also in the target vocabulary, its list contains this piece, so that names can be copied.
+    Entries of the empty source word are left out.
     """
     same_source, same_target = same_pieces(tokenizer)
     real = entries.sources < tokenizer.source_size

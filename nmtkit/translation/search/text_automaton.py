@@ -97,7 +97,7 @@ class SpelledText:
         self.texts = {each.text for each in self.alternatives}
         self.signs = {text[0] for text in self.texts if not has_letter(text)}
         self.beginnings = {text[:end] for text in self.texts for end in range(1, len(text) + 1)}
-        self.length = min(len(each.ends) for each in self.alternatives)  # number of usual tokens of the shortest
+        self.length = min(len(each.ends) for each in self.alternatives)  # usual tokens of the shortest alternative
         # the smallest number of tokens for an occurrence that can follow any character
         self.cost = min(each.cost for each in self.alternatives)
         self.containing: list[int] = []  # tokens that contain the text, if no tokens spell the text alone
@@ -153,8 +153,8 @@ class TextAutomaton:
 
     A reading assigns characters of the hypothesis to the texts of a group. There can be several readings: if "cab" and
     "bed" are required in a group, the b in "cabed" can end the first text or begin the second text. A state has the
-    readings of each group (a subset construction). A reading at the end of a whole word contains the text unless the
-    next character continues the word.
+    readings of each group (a subset construction). If a text must be a whole word, a reading that has just
+    completed the text contains the text. If the next character continues the word, the reading is dropped.
     """
 
     def __init__(self, required: Sequence[RequiredText], ordered: bool) -> None:

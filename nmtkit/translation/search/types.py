@@ -35,9 +35,9 @@ class Segment:
 class Hypothesis:
     """One translation.
 
-    A search fills the fields up to `token_log_probabilities`. The text pipeline fills the other fields. For a line that
-    was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted by `score`, or
-    by `utility` if `utility` is computed.
+    A search fills the fields up to `token_log_probabilities`, and `no_repeat_ngram`. The text pipeline fills the other
+    fields. For a line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line
+    are sorted by `score`, or by `utility` if `utility` is computed.
     """
 
     tokens: list[int]  # target ids without eos

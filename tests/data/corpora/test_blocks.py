@@ -194,6 +194,7 @@ def test_text_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
         block.spans[0].read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line_feed", ["\n", ""])
 def test_memory_does_not_grow_with_an_over_long_line(line_feed: str, tmp_path: Path) -> None:
     size = 48 << 20

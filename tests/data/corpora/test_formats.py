@@ -4,9 +4,11 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import sys
 import tracemalloc
 import zipfile
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,25 @@ def test_other_columns_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "o.tsv").read_text() == "en\tde\tscore\na\tä\t0.5\nb\tö\t0.25\n"
 
 
+@pytest.mark.parametrize("value", [b"bytes", date(2026, 11, 30), [date(2026, 11, 30)]])
+def test_a_column_that_json_cannot_hold_is_named(value: object, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match=r"o\.jsonl: .*'made'"),
+        CorpusWriter(str(tmp_path / "o.jsonl"), ("en", "de")) as writer,
+    ):
+        writer.write(Pairs(["a", "b"], ["c", "d"], [{"score": 1}, {"score": 2, "made": value}]))
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 text"), (2, "2 texts")])
+def test_replaced_characters_are_counted(
+    count: int, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CorpusWriter(str(tmp_path / "o.tsv"), ("en", "de")) as writer:
+        writer.write(Pairs(["a\tb"] * count, ["c"] * count, [{}] * count))
+    assert caplog.messages[-1].endswith(f" {text}")
+
+
 def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with CorpusWriter(str(tmp_path / "o"), ("en", "de")) as writer:
         writer.write(Pairs(["a"], ["b"], [{"score": 1}]))
@@ -202,6 +223,17 @@ def test_folders_of_datasets(tmp_path: Path) -> None:
         read(tmp_path / "dataset")
 
 
+@pytest.mark.parametrize("name", ["dataset_dict.json", "state.json"])
+@pytest.mark.parametrize(
+    "text", ["{}", "[", "[]", '{"splits": 3, "_data_files": [{}]}', '{"_data_files": [{"filename": 1}]}']
+)
+def test_a_damaged_file_of_a_dataset_is_named(name: str, text: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / name))):
+        read(tmp_path)
+
+
 def test_zip_of_opus(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
         for name, text in (("README", "Books"), ("LICENSE", ""), ("Books.de-en.de", "\ufeffb\r\nd\n"),
@@ -251,6 +283,9 @@ def test_an_error_leaves_no_file(name: str, tmp_path: Path) -> None:
         ({"val.jsonl": '{"en": "a", "de": 3}\n'}, "val.jsonl", "'de' is not"),
         ({"val.jsonl": '{"en": "\\ud800", "de": "b"}\n'}, "val.jsonl", "surrogate pair"),
         ({"val.jsonl": "text\n"}, "val.jsonl", r"val\.jsonl:1: .*not JSON"),
+        ({"val.jsonl": "[" * 200_000}, "val.jsonl", r"val\.jsonl:1: .*not JSON"),
+        ({"val.tmx": '<?xml version="1.0" encoding="foo"?><tmx/>'}, "val.tmx", r"val\.tmx: .*foo"),
+        ({"val.tmx": '<?xml version="1.0" encoding="utf-7"?><tmx/>'}, "val.tmx", r"val\.tmx: "),
         ({"val.zip": "text\n"}, "val.zip", "not a ZIP archive"),
         ({"val.parquet": "text\n"}, "val.parquet", "not Parquet"),
         ({}, "nowhere/val", "/nowhere does not exist"),
@@ -305,6 +340,7 @@ def test_unequal_sides_of_a_zip_name_both_counts(tmp_path: Path) -> None:
         read(tmp_path / "c.zip")
 
 
+@pytest.mark.slow
 def test_a_translation_memory_is_read_in_little_memory(tmp_path: Path) -> None:
     unit = ('<tu><tuv xml:lang="en"><seg>The {0} old dogs run through the park.</seg></tuv>'
             '<tuv xml:lang="it"><seg>I {0} vecchi cani corrono nel parco.</seg></tuv></tu>\n')  # fmt: skip

@@ -139,6 +139,7 @@ def test_settings_that_do_not_go_with_alignments_are_refused(tmp_path: Path) -> 
         make(tmp_path, [train], (tmp_path / "absent",))
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_with_the_alignments(tmp_path: Path) -> None:
     train = write_pair(tmp_path, "train", *parallel_lines(60))
     alignments = write_links(tmp_path / "train.align", random_links(*parallel_lines(60)))

@@ -85,10 +85,10 @@ def test_windows_hold_contiguous_pairs() -> None:
 def test_a_pair_above_the_budget_is_named_with_one_that_would_do() -> None:
     source, target = random_lengths(1000)
     target[777] = 300
-    with pytest.raises(ValueError, match=r"pair 777 .* 300 .*--batch-tokens 200; .*--batch-tokens 300"):
+    with pytest.raises(ValueError, match=r"pair 778 .* 300 .*--batch-tokens 200; .*--batch-tokens 300"):
         BatchSampler(source, target, 200, seed=1, window_pairs=100)
     update = np.array([5, 777, 9])
-    with pytest.raises(ValueError, match=r"pair 777 .* 300 .*--max-tokens 100; .*--max-tokens 300"):
+    with pytest.raises(ValueError, match=r"pair 778 .* 300 .*--max-tokens 100; .*--max-tokens 300"):
         micro_batches(update, source, target, 100)
 
 

@@ -68,6 +68,7 @@ def test_equal_sides_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert "have equal sides" in warning
 
 
+@pytest.mark.slow
 def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(tmp_path, SOURCE, TARGET, caplog, separate_vocab=True, vocab_size=310) == []
     known = {"tokenizer_from": (tmp_path / "data",), "destdir": tmp_path / "again"}
@@ -87,6 +88,7 @@ def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: p
     assert any("a target word has" in warning for warning in replaced)
 
 
+@pytest.mark.slow
 def test_sides_in_each_others_language_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

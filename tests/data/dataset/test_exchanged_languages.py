@@ -74,6 +74,7 @@ def test_text_is_not_judged_without_a_basis(tmp_path: Path, monkeypatch: pytest.
     assert exchanged(DE, EN, ("en", "de")) is None and different_languages(EN, DE) is None
 
 
+@pytest.mark.slow
 def test_score_names_a_system_in_another_language(tmp_path: Path) -> None:
     written(tmp_path, "test", EN, DE)
     (tmp_path / "poor.de").write_text("".join(f"{line}\n" for line in [*DE[1:], DE[0]]), encoding="utf-8")

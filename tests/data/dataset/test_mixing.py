@@ -49,6 +49,7 @@ def test_temperature_gives_the_shares_of_the_formula() -> None:
     assert np.allclose(seen / seen.sum(), share / share.sum())
     assert min(weights) == 1
     assert weights_of_temperature(sizes, 1.0) == pytest.approx([1, 1, 1])
+    assert weights_of_temperature([1000, 0], 0.5) == [1, 1]  # an empty corpus has no influence
 
 
 def test_offsets_are_sums_of_lengths(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_other_tokenizers_are_refused(tokenizer, message: str) -> None:
         extended(tokenizer(), POLISH, 10, ["pl"])
 
 
+@pytest.mark.slow
 def test_a_model_learns_a_new_language_by_three_commands(tmp_path: Path) -> None:
     save_transformer(tmp_path / "old.pt", languages=("en", "it"))
     (tmp_path / "text.en").write_text("\n".join(REAL_LINES[:5]) + "\n")

@@ -374,7 +374,7 @@ def test_a_zip_of_another_compression_is_named(server: FileServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kilobytes", "text"), [(0, "0 B"), (976, "999 KB"), (976_300, "1 GB"), (3_000_000, "3.07 GB")]
+    ("kilobytes", "text"), [(0, "0 B"), (976, "999 KB"), (976_300, "1 GB"), (3_000_000, "3.07 GB"), (10**9, "1.02 TB")]
 )
 def test_sizes_have_no_exponent(kilobytes: int, text: str) -> None:
     assert size(kilobytes) == text

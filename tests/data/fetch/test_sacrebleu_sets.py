@@ -270,6 +270,16 @@ def test_an_archive_with_wrong_contents_is_named(server: FileServer, content: st
     assert not list(tmp_path.parent.rglob("escaped")) and not list((tmp_path / "sacrebleu").rglob("*.tgz"))
 
 
+def test_a_reference_that_is_too_long_is_named_with_its_lines(server: FileServer) -> None:
+    read_sets(["wmt20/tworefs"], "en-de")
+    dataset = DATASETS["wmt20/tworefs"]
+    with open(dataset.get_reference_files("en-de")[1], "a") as file:
+        file.write("zu viel\n")
+    with pytest.raises(ValueError, match=f"{len(SOURCES)} lines.* {len(SOURCES) + 1};"):
+        read_sets(["wmt20/tworefs"], "en-de")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [1, 3], ids=["the download", "the files"])
 def test_a_full_disk_leaves_nothing(server: FileServer, tmp_path: Path, blocks: int, monkeypatch) -> None:
     lines = [f"Line {number} ." + "x" * 400 for number in range(4)]  # compress well

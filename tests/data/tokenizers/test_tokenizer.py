@@ -162,6 +162,7 @@ def test_words_of_a_model_with_a_normaliser_have_the_ids_of_whole_lines(
         assert encoded.lengths.tolist() == plain.lengths.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_rules_about_spaces_are_found(name: str, tmp_path: Path) -> None:
     model = foreign_model(normalization_rule_name=name)

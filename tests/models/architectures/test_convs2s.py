@@ -1,6 +1,7 @@
 """ConvS2S against section 3 written out, one sentence at a time."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,3 +118,22 @@ def test_its_attention_runs_in_the_type_of_autocast(monkeypatch: pytest.MonkeyPa
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in convs2s.encoder.parameters()
     )
+
+
+def test_a_decoder_without_states_attends_to_the_sentences_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a search kept the memory of dropped and replaced sentences if no layer had a state."""
+    monkeypatch.setattr(ConvS2S, "stateful_layers", lambda _: ())
+    torch.manual_seed(2)
+    config = replace(CONFIG, decoder_kernels=(1, 1, 1))  # such a decoder needs no states
+    convs2s = ConvS2S(config, Vocabulary(source=11, target=13, joint=False)).eval()
+    sources = [[3, 5, 2], [7, 4, 8, 2], [9, 2]]
+    bos = torch.tensor([1])
+
+    def alone(source: list[int]) -> Tensor:
+        return convs2s.step(bos, convs2s.start(convs2s.encode(Packed.from_lists([source])), 1))
+
+    state = convs2s.start(convs2s.encode(Packed.from_lists(sources[:2])), 1)
+    state.drop_finished(torch.tensor([1]))
+    torch.testing.assert_close(convs2s.step(bos, state), alone(sources[1]))
+    state.insert(torch.tensor([0]), convs2s.encode(Packed.from_lists(sources[2:])))
+    torch.testing.assert_close(convs2s.step(bos, state), alone(sources[2]))

@@ -128,6 +128,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_training_reports_the_perplexity_of_the_valid_set(run: Path) -> None:
     model, tokenizer = from_checkpoint(run / "last.pt")
     assert isinstance(model, Transformer)
@@ -179,8 +180,12 @@ def test_average_and_inspect_know_a_language_model(run: Path, tmp_path: Path) ->
             ["train", "{data}", "--arch", "transformer_lm", "--encoder-layerdrop", "0.1"],
             "--encoder-layerdrop does nothing",
         ),
+        (
+            ["train", "{data}", "--arch", "transformer_lm", "--encoder-self-attention", "lightconv"],
+            "--encoder-self-attention does nothing",
+        ),
     ],
-    ids=["source", "metric", "export", "metrics", "default-metric", "layerdrop"],
+    ids=["source", "metric", "export", "metrics", "default-metric", "layerdrop", "self-attention"],
 )
 def test_what_a_language_model_cannot_do_is_said(run: Path, arguments: list[str], message: str) -> None:
     places = {"lm": run / "last.pt", "text": run.parent / "valid.yy", "folder": run.parent}

@@ -112,6 +112,7 @@ def changes_of_logits(width: int, base: int | None) -> tuple[float, float]:
     return float(before.std()), float((logits() - before).std())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "least", "most"), [(None, 1.5, 4.0), (64, 0.7, 1.1)])
 def test_a_base_width_makes_updates_of_equal_size_at_every_width(base: int | None, least: float, most: float) -> None:
     """The coordinate check of Yang et al. 2021, section D.1: without the base, changes grow with the width."""

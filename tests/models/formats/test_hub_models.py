@@ -91,6 +91,13 @@ def test_models_of_other_toolkits(hub: HubServer, folder: str) -> None:
     assert checkpoint_file.fingerprint(contents) == checkpoint_file.fingerprint(load(found))
 
 
+def test_a_model_of_fairseq_may_be_called_model(hub: HubServer) -> None:
+    """`model.pt` is also the name of a checkpoint of nmtkit; the dictionaries make the difference."""
+    files = files_of(FOLDER.parent / "fairseq" / "tied")
+    hub.add("org/model", files | {"model.pt": files.pop("checkpoint_best.pt")})
+    assert checkpoint_file.read(opened("hf:org/model"))["origin"]["format"] == "fairseq"
+
+
 @pytest.mark.parametrize("format", ["checkpoint", "safetensors", "own name"])
 def test_checkpoints_of_nmtkit(hub: HubServer, tmp_path: Path, format: str) -> None:
     path = tmp_path / "ours.pt"
@@ -181,6 +188,7 @@ def full_disk(contents: object, file: object) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 def test_two_processes_import_once(hub: HubServer) -> None:
     hub.add("org/opus", OPUS)
     with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -226,6 +234,7 @@ def test_inspect_says_where_a_model_comes_from(hub: HubServer) -> None:
     assert "cc-by-4.0" in call("inspect", "hf:org/opus", "--all").stdout
 
 
+@pytest.mark.slow
 def test_python_and_the_commands_take_the_name(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/opus", OPUS)
     (expected,) = json.loads(OPUS["expected.json"])
@@ -265,6 +274,7 @@ def test_the_service_knows_the_languages_and_takes_pairs(hub: HubServer, tmp_pat
     assert grouped([ModelPath.parse("hf:org/opus")]) == {("en", "de"): (path,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ctranslate2", pytest.param("numba", marks=pytest.mark.slow)])
 def test_every_engine_translates_with_a_model_of_the_hub(hub: HubServer, engine: str) -> None:
     pytest.importorskip(engine)
@@ -275,6 +285,7 @@ def test_every_engine_translates_with_a_model_of_the_hub(hub: HubServer, engine:
     assert [translation.text for translation in first] == [translation.text for translation in second]
 
 
+@pytest.mark.slow
 def test_fine_tuning_with_adapters_resumes_from_the_name(hub: HubServer, mirror_data: Path, tmp_path: Path) -> None:
     save_tiny_transformer(tmp_path / "base.pt", Dataset.open(mirror_data).tokenizer)
     commit = hub.add("org/base", {"model.pt": (tmp_path / "base.pt").read_bytes()}, license="mit")
@@ -292,6 +303,7 @@ def test_fine_tuning_with_adapters_resumes_from_the_name(hub: HubServer, mirror_
     assert checkpoint_file.read(run / "last.pt")["update"] == 4
 
 
+@pytest.mark.slow
 def test_a_dataset_takes_the_vocabulary_of_a_model_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
     save_tiny_transformer(tmp_path / "base.pt", tiny_tokenizer())
     hub.add("org/base", {"model.pt": (tmp_path / "base.pt").read_bytes()})

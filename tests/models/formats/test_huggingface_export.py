@@ -35,6 +35,7 @@ def translations(path: Path, lines: Sequence[str] = REAL_LINES, beam: int = 4) -
     return [(line.hypotheses[0].pieces, line.hypotheses[0].log_probability) for line in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_export_and_import_give_the_same_translations(changes: dict[str, object], tmp_path: Path) -> None:
     path = save_transformer(tmp_path / "model.pt", **changes)

@@ -79,6 +79,13 @@ def test_the_ids_of_another_vocabulary_are_converted_by_their_pieces(tokenizer: 
         read(tmp_path / "lex.bin", tokenizer)
 
 
+def test_a_target_piece_beyond_the_vocabulary_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The message compared the numbers of source pieces, which are equal here."""
+    (tmp_path / "lex.bin").write_bytes(binary([[2, 1_000_000]] * tokenizer.source_size, 3))
+    with pytest.raises(ValueError, match="1,000,000"):
+        read(tmp_path / "lex.bin", tokenizer)
+
+
 def test_a_text_file_has_target_source_and_probability(tokenizer: Tokenizer, tmp_path: Path) -> None:
     piece = tokenizer.source_pieces(range(tokenizer.source_size))
     path = tmp_path / "lex.s2t"

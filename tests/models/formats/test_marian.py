@@ -165,6 +165,20 @@ def test_yaml_is_read_as_marian_writes_it() -> None:
         marian.parse("{", Path("file.yml"))
 
 
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ('["a,b.spm", "c.spm"]', ["a,b.spm", "c.spm"]),
+        ("['it''s, a', b, \"\\\",\"]", ["it's, a", "b", '",']),
+        ("[it's, don't]", ["it's", "don't"]),
+        ("[ a , 'b' ,]", ["a", "b"]),
+        ("[]", []),
+    ],
+)
+def test_a_comma_in_quotes_is_part_of_an_item(text: str, items: list[str]) -> None:
+    assert marian.parse(f"vocabs: {text}", Path("file.yml")) == {"vocabs": items}
+
+
 def test_only_spaces_and_tabs_surround_a_piece_in_yaml() -> None:
     pieces = ["\u3000", "a\xa0", "\u202fa", "a", "\u2003:", "\x85"]
     lines = [f"{piece}: {id}\r" for id, piece in enumerate(pieces)]

@@ -76,6 +76,7 @@ def export(path: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_marian_translates_with_an_export_as_nmtkit_does(tmp_path: Path) -> None:
     expected = json.loads((EXPORTED / "expected.json").read_text())
     again = tmp_path / "again.pt"

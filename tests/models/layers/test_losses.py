@@ -60,6 +60,7 @@ def test_the_formula_is_the_one_of_the_docstring() -> None:
     assert float(cross_entropy(logits, target, 0.2)[0]) == pytest.approx(float(right), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_in_bfloat16_have_chunks_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: set[int] = set()
     softmax = losses._softmax_

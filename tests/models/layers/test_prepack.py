@@ -53,6 +53,7 @@ def test_int8_of_a_row_does_not_depend_on_other_rows():
             assert torch.equal(layer(x[row : row + 1])[0], together[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 1e-4], ids=["batch", "noise"])
 def test_int8_of_a_sentence_differs_in_a_batch_only_where_an_input_is_rounded_to_another_integer(monkeypatch, noise):
     """In a batch, attention adds in another order (1e-7), which may move an input of an int8 layer across a half.

@@ -102,6 +102,7 @@ def test_gradients_of_embeddings_ignore_the_rounding() -> None:
     assert embedding.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 5, 0]
 
 
+@pytest.mark.slow
 def test_training_rounds_and_saves_a_plain_checkpoint(mirror_data: Path, tmp_path: Path, capfd: Any) -> None:
     flags = ["--arch", "transformer_tiny", "--encoder-layers", "1", "--decoder-layers", "1", "--d-model", "16"]
     flags += ["--heads", "2", "--d-ff", "512", "--max-update", "3", "--metrics", "none", "--threads", "1"]

@@ -53,6 +53,7 @@ def test_kernels_compute_the_norm_of_the_sum(interpreter, width, x_type, change_
         assert float((ours.double() - theirs).detach().abs().max() / theirs.detach().abs().max()) < tolerance
 
 
+@pytest.mark.slow
 def test_the_backward_pass_drops_what_the_forward_pass_dropped(interpreter) -> None:
     x, change, norm = (
         torch.zeros(20, 512, requires_grad=True),

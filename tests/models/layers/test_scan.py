@@ -75,6 +75,7 @@ def test_the_running_average_is_the_mean_of_the_tokens_so_far(lengths: list[int]
     torch.testing.assert_close(running_average(x, layout), torch.stack(expected))
 
 
+@pytest.mark.slow
 def test_a_compiled_scan_computes_the_same_values_and_gradients() -> None:
     torch._dynamo.reset()
     x, forget, layout = random_inputs([3, 1, 9], torch.float64)

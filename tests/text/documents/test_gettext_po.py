@@ -318,8 +318,8 @@ def test_long_strings_are_wrapped_unless_the_file_does_not():
     ("text", "message"),
     [
         ("hello\n", r"app\.po: line 1: 'hello'"),
-        ('msgid "a"\n\nmsgid "b"\nmsgstr ""\n', "line 1: .*without msgstr"),
-        ('msgstr "a"\n', "line 1: .*without msgid"),
+        ('msgid "a"\n\nmsgid "b"\nmsgstr ""\n', "line 1: .*has no msgstr"),
+        ('msgstr "a"\n', "line 1: .*has no msgid"),
         ('msgid "a"\nmsgstr "x\n', "line 2: 'msgstr \"x'"),
         ('msgid "a"\nmsgid_plural "b"\nmsgstr ""\n', "either msgstr, or msgid_plural"),
         ('msgid "a"\nmsgstr ""\nmsgstr ""\n', "line 3: .*second msgstr"),
@@ -443,3 +443,8 @@ def test_a_catalogue_of_another_source_language_gets_a_warning(caplog):
         caplog.clear()
         read_document(catalogue.encode(), "po", "a.po", ReadOptions("de", source_language=language))
         assert [f"source language {named!r}" in each.getMessage() for each in caplog.records] == [True] * count
+
+
+def test_plural_forms_in_any_order_are_paired_by_their_index():
+    text = 'msgid "a dog"\nmsgid_plural "dogs"\nmsgstr[1] "Hunde"\nmsgstr[0] "ein Hund"\n'
+    assert list(read_document(text.encode(), "po", "a.po").pairs()) == [("a dog", "ein Hund"), ("dogs", "Hunde")]

@@ -132,6 +132,7 @@ WORDS = ["open", "the", "pump", "Stop", "now", ",", ".", "(", ")"]
 CODES = ["<br/>", "<b>", "</b>", "<i>", "</i>", "<x/>", "<!-- a b -->"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(PLACEHOLDERS * 2 + WORDS + CODES * 2), st.booleans()), min_size=1, max_size=10),

@@ -284,6 +284,7 @@ def test_spaces_around_inline_codes_stay(source, expected):
     assert translated(f"<p>{source}</p>") == f"<p>{expected}</p>"
 
 
+@pytest.mark.slow
 def test_twenty_thousand_nested_elements_are_translated():
     page = "<p>" + "<b>" * 20_000 + "one <i>two</i>" + "</b>" * 20_000 + "</p>"
     assert translated(page) == page.replace("one", "ONE").replace("two", "TWO")

@@ -296,3 +296,13 @@ def test_a_file_in_another_source_language_gets_a_warning(data, name, caplog):
         caplog.clear()
         read_document(data.encode(), "xliff", "a.xlf", ReadOptions("de", source_language=language))
         assert ["source language 'en'" in each.getMessage() for each in caplog.records] == [True] * count
+
+
+@pytest.mark.parametrize("note", ["' state=\"new\"'", "\" state='new'\""])
+def test_the_state_is_an_attribute_and_not_a_part_of_the_value_of_another(note):
+    target = f'<x:target equiv={note} state="new" state-qualifier="tm"/>'
+    unit = f'<x:trans-unit id="1"><x:source>Hello</x:source>{target}</x:trans-unit>'
+    namespace = "urn:oasis:names:tc:xliff:document:1.2"
+    text = f'<x:xliff version="1.2" xmlns:x="{namespace}"><x:file><x:body>{unit}</x:body></x:file></x:xliff>'
+    found = read_document(text.encode(), "xliff", "a.xlf").render(["HELLO"])
+    assert f"<x:target equiv={note} {MACHINE}>HELLO</x:target>" in found

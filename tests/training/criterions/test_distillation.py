@@ -150,6 +150,7 @@ def distill(data: Path, teachers: tuple[Path, ...], folder: Path, *flags: object
     main(["distill", *map(str, (data, *paths, "--output", folder, *flags))], standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_stored_probabilities_give_the_gradients_of_running_teachers(
     teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_stored_probabilities_give_the_gradients_of_running_teachers(
         torch.testing.assert_close(stored, running, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_stored_pieces_are_the_most_probable_and_are_renormalised(
     teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
 ) -> None:

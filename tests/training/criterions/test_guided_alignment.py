@@ -86,6 +86,12 @@ def test_words_are_aligned_by_the_last_layer_but_one_and_of_two_by_the_last() ->
     assert layer_index(1, 6) == 0
 
 
+@pytest.mark.parametrize("layer", [0, -1, 7])
+def test_a_layer_that_does_not_exist_is_refused(layer: int) -> None:
+    with pytest.raises(ValueError, match=f"layer {layer}"):
+        layer_index(layer, 6)
+
+
 def test_its_gradient_reaches_the_attention_of_that_layer_and_none_above() -> None:
     net = model()
     criterion(alignment_weight=1.0, alignment_layer=2)(net, batch())
@@ -97,6 +103,7 @@ def test_its_gradient_reaches_the_attention_of_that_layer_and_none_above() -> No
     assert not any(grad is not None and grad.any() for name, grad in grads.items() if "decoder.2" in name)
 
 
+@pytest.mark.slow
 def test_training_with_it_aligns() -> None:
     net, made = model(), batch()
     loss_of = criterion(alignment_weight=1.0)

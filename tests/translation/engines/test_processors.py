@@ -69,6 +69,7 @@ def test_translations_in_8_bits_are_equal_bit_for_bit_on_older_processors(name: 
     assert translations(path, environment) == expected
 
 
+@pytest.mark.slow
 def test_products_on_arm_use_its_instruction() -> None:
     """Reads the assembly language only: there is no such processor here."""
     script = """

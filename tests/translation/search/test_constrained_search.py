@@ -134,6 +134,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs_that_hold_the_texts(ordered, 
     assert compared >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_narrow_beam_ends_with_one_alternative_of_each_text(ordered):
     """The maximum length is just enough for the longest alternatives."""

@@ -93,6 +93,7 @@ def test_slots_find_what_the_plain_search_finds(slots, changes):
     assert_same([hypotheses for number in range(len(found)) for hypotheses in found[number]], expected)
 
 
+@pytest.mark.slow
 def test_under_autocast_it_finds_nearly_what_fp32_does():
     """Like at validation, caches have the dtype of the projections, which differs from the dtype of the weights."""
     options = SearchOptions(max_len_b=12)
@@ -182,6 +183,7 @@ def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
     assert sorted(found) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_run_given_up_leaves_nothing_behind_and_another_call_gets_its_own_slots():
     model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10, keep_loops=True)
     sentences = sources(24, 60, 8)

@@ -85,6 +85,7 @@ def search(sources: list[list[int]], processor: Contrastive, **settings: Any) ->
     return beam_search([model], Packed.from_lists(sources), options, processors=[processor])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weight", "threshold", "empty"), [(0.5, 0.1, False), (1.5, 0.0, False), (0.8, 0.3, True)], ids=str
 )
@@ -141,6 +142,7 @@ def test_the_command_contrasts_with_the_model(folder: Path) -> None:
     assert none.stdout == generate(folder).stdout
 
 
+@pytest.mark.slow
 def test_a_language_to_avoid_replaces_the_target_language_of_the_contrasted_model(tmp_path: Path) -> None:
     model = str(save_ending_transformer(tmp_path / "many.pt", languages=("en", "it", "de")))
     copy = shutil.copy(model, tmp_path / "copy.pt")  # the model itself is refused where both read the same input
@@ -192,6 +194,7 @@ def test_the_model_itself_may_read_a_source_without_words(folder: Path) -> None:
     assert generate(folder, *chosen).exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_contract_of_processors_holds(folder: Path) -> None:
     _, tokenizer = from_checkpoint(folder / "small.pt")
     check_logits_processor("contrastive", tokenizer, contrast=str(folder / "small.pt"), contrast_source="empty")

@@ -54,6 +54,7 @@ def test_limits_and_scores_count_pieces(engine: str, search: str, limits: tuple[
         assert lengths & set(limits)  # the limit has an effect
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam", [1, 30 * 30])
 def test_a_wide_beam_finds_the_best_of_all_short_outputs(beam: int) -> None:
     """With one piece at most, the outputs are an empty line and each piece; all can be scored one by one."""

@@ -57,6 +57,7 @@ def search(sources: list[list[int]], processor: LMFusion, **settings: Any) -> li
     return beam_search([model], Packed.from_lists(sources), options, processors=[processor])
 
 
+@pytest.mark.slow
 def test_a_wide_beam_finds_the_best_outputs_of_the_fused_scores() -> None:
     found = search(SOURCES, fusion(), beam=64, nbest=3)
     for source, hypotheses in zip(SOURCES, found, strict=True):

@@ -80,6 +80,7 @@ def options(**settings: Any) -> SearchOptions:
     return SearchOptions(lenpen=0, max_len_a=0, max_len_b=LENGTH, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"min_len": 2}], ids=str)
 def test_a_wide_beam_finds_the_best_outputs_of_the_fused_scores(settings: dict[str, Any]) -> None:
     processor = Bigrams()

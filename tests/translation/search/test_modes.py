@@ -81,6 +81,7 @@ def test_required_phrases_that_share_a_beginning_are_all_held(model):
         assert holds(wanted, found[0].tokens)
 
 
+@pytest.mark.slow
 def test_without_required_phrases_the_neighbours_translations_are_as_ever(model):
     plain = beam_search([model], SOURCE, SearchOptions())
     constraints = [Constraints(required=exactly((5, 6))) if i % 2 else Constraints() for i in range(CASES)]
@@ -89,6 +90,7 @@ def test_without_required_phrases_the_neighbours_translations_are_as_ever(model)
             assert found[0].tokens == plain[i][0].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [SearchOptions(nbest=4), SearchOptions(sampling=True, nbest=3)])
 def test_no_translation_holds_an_avoided_phrase(model, options):
     free = beam_search([model], SOURCE, SearchOptions())

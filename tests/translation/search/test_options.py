@@ -183,6 +183,7 @@ def test_no_number_that_is_absurd_passes(config, field):
             config(**{field.name: value})
 
 
+@pytest.mark.slow
 def test_the_largest_numbers_neither_hang_nor_end_in_a_traceback():
     """Greedy search without eos stops at its limit, and a beam may be larger than the vocabulary."""
     short = {"max_len_a": 0.0, "max_len_b": 3}

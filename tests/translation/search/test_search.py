@@ -132,6 +132,7 @@ def test_the_nbest_are_sorted_and_distinct():
         )
 
 
+@pytest.mark.slow
 def test_a_beam_scores_at_least_as_well_as_greedy_on_average():
     model, source = tiny_transformer(30, sharpness=2.5), Packed.from_lists(random_sources(200, 30, 8))
 

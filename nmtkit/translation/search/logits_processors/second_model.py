@@ -150,7 +150,11 @@ class ContrastiveConfig(Config):
     )
     contrast_weight: float = option(0.5, "weight w of the contrasted model", min=0, max=100)
     contrast_threshold: float = option(
-        0.1, "only tokens with at least this share of the probability of the best token are chosen", min=0, max=1
+        0.1,
+        "share of the probability of the best token; tokens with a smaller share lose 100 of their log probability and "
+        "are hardly ever chosen",
+        min=0,
+        max=1,
     )
     contrast_source: Literal["same", "empty"] = option(
         "same", "source of the contrasted model: the same source, or a source without words (against hallucinations)"
