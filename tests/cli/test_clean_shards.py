@@ -1,9 +1,9 @@
 """`clean --output-dir` and `merge`: the merged shards are the bytes of `clean` on the whole input."""
 
 import os
-import re
 import pickle
 import random
+import re
 import shutil
 import signal
 import sys
