@@ -80,7 +80,7 @@ def succeeds(result: Result) -> str:
 
 
 def table(stderr: str) -> list[str]:
-    """Returns the printed counts, without the times and without slow stages, which have lines of their own."""
+    """Returns the printed counts, without the times and without slow stages, which have separate lines."""
     return [line.rpartition(";")[0] or line for line in stderr.splitlines()
             if "shard" not in line and not re.search(r" left$|  [\d.:]+ s$", line)]  # fmt: skip
 
