@@ -47,7 +47,7 @@ from nmtkit.data.dataset.config import PreprocessConfig
             "--report valid.xx would overwrite a file which this command reads",
             ["--trainpref=train", "--validpref=valid", "--vocab-size=320", "--report=valid.xx"],
         ),
-        ("--drop-overlap does nothing without --validpref", ["--trainpref=train", "--drop-overlap"]),
+        ("--drop-overlap does nothing without a valid or test set", ["--trainpref=train", "--drop-overlap"]),
         ("--max-len does nothing", ["--validpref=valid", "--tokenizer-from=base", "--max-len=9"]),
         ("--strict does nothing", ["--testpref=test", "--tokenizer-from=base", "--strict"]),
         ("--temperature does nothing without several", ["--trainpref=train", "--temperature", "5"]),

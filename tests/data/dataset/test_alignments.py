@@ -133,7 +133,7 @@ def test_settings_that_do_not_go_with_alignments_are_refused(tmp_path: Path) -> 
     links = write_links(tmp_path / "unknown.align", [[(0, 0)]] * 31)
     with pytest.raises(ValueError, match="word model"):
         make(tmp_path, [unknown], (links,), model_type="word", vocab_size=7)
-    with pytest.raises(ValueError, match=r"2 items .*1 corpora"):
+    with pytest.raises(ValueError, match=r"item for each corpus \(1\)"):
         make(tmp_path, [train], (alignments, None))
     with pytest.raises(FileNotFoundError, match="--alignments"):
         make(tmp_path, [train], (tmp_path / "absent",))
