@@ -60,12 +60,15 @@ def quick_seeds() -> Iterator[None]:
 def heard() -> None:
     """Undoes the effects of earlier tests on this process.
 
-    Log records go to caplog, programs start anew, and random numbers do not depend on the tests that ran before.
+    Log records go to caplog, programs start anew, spawned processes do not load the plug-ins of earlier tests, whose
+    files may be gone, and random numbers do not depend on the tests that ran before.
     """
     logger = logging.getLogger("nmtkit")
     logger.propagate, logger.handlers = True, []
     logger.setLevel(logging.NOTSET)
     os.environ.pop("NMTKIT_PROGRAM", None)
+    if plugins := sys.modules.get("nmtkit.config.plugins"):
+        plugins._names.clear()
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(1)
 
