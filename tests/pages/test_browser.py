@@ -43,7 +43,9 @@ window.fetch = async (path, options) => {
     return json({ translatedText: q.toUpperCase(), alternatives: [`${q}!`, `${q}?`], alternativesAlignment: [[], []] });
   }
   if (q.some(text => text.includes("waits"))) await released;
-  if (q.some(text => text.includes("fails"))) return { ok: false, status: 400, json: async () => ({ error: "No." }) };
+  if (q.some(text => text.includes("fails"))) {
+    return { ok: false, status: 400, headers: new Headers(), json: async () => ({ error: "No." }) };
+  }
   const none = q.map(() => []);
   return json({ translatedText: q.map(text => text.toUpperCase()), alignment: none, quality: none });
 };
