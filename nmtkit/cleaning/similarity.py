@@ -66,10 +66,11 @@ class SimilarTexts:
 
 
 def bands(similarity: float) -> int:
-    """Returns the number of bands of hash values. Two texts are compared if all hash values of some band are equal.
+    """Returns into how many bands the hash values of a text are divided. Fewer bands mean fewer comparisons.
 
-    The result is the smallest number of bands with which the index reaches RECALL. Fewer bands mean fewer
-    comparisons.
+    The index compares two texts if they have a band in which all hash values are equal. The result is the smallest of
+    8, 16, 32 and 64 with which it compares two texts of this similarity with a probability of at least RECALL. If none
+    of these numbers suffices, each hash value is a band.
     """
     counts = (count for count in (8, 16, 32, 64) if 1 - (1 - similarity ** (HASHES // count)) ** count >= RECALL)
     return next(counts, HASHES)

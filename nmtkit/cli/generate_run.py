@@ -327,7 +327,10 @@ class Generation:
         return both.run(requests, decoders, self.config.workers)
 
     def of_directions(self, dataset: "Dataset") -> Iterator["Translation"] | None:
-        """Translates a subset of a dataset of many directions (language pairs). Returns None on ranks other than 0."""
+        """Translates the subset --gen-subset of a dataset with many directions (language pairs).
+
+        Under torchrun, rank 0 returns the translations; the other ranks work for rank 0 and return None.
+        """
         from nmtkit.translation.directions import DirectionsTranslator
 
         subset, tag = dataset[self.config.gen_subset], self.config.source_tag

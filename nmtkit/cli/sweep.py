@@ -109,7 +109,7 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []
     os.environ[PROGRAM] = shlex.join(program())
-    trainer = SweepTrainer(sweep, [*train_flags, *quiet], program())
+    trainer = SweepTrainer(sweep, [*train_flags, *quiet], program=program())
     progress.close()  # each run shows its own progress
     try:
         failed = study.run(trainer.train) if study else trainer.train_all(of_part)

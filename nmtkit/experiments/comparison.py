@@ -179,7 +179,10 @@ def best_scores(valid: Iterable[Mapping[str, Any]], starts: Sequence[Mapping[str
 
 
 def _changes_of_conditions(name: str, parts: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the updates after which a resume has changed settings on which a score depends."""
+    """Returns the updates at which a run was resumed with settings that change the meaning of the score `name`.
+
+    `parts` are the "start" and "resume" records of the log. Scores before and after such an update cannot be compared.
+    """
     return [
         after["update"]
         for before, after in itertools.pairwise(parts)

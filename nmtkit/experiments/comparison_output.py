@@ -102,7 +102,9 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
-    """Returns a text table that fits the terminal. The first `settings` columns after the name hold settings.
+    """Returns a table of runs as text that fits the terminal.
+
+    The first column has the names of the runs. The next columns have settings; `settings` is their number.
 
     Earlier settings of resumed runs are below the table. If the table is too wide, four steps make the table
     narrower until it fits. First, the columns nll and ppl are removed. Second, the settings move below the table, or

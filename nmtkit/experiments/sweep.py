@@ -98,7 +98,7 @@ class Sweep:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def runs(self) -> list[SweepRun]:
-        """Returns every combination of an item of `named`, `zipped`, the grid, the random draws and the seeds.
+        """Returns the runs: all combinations of a named run, a row of the zip, a grid point, a random draw and a seed.
 
         Raises ValueError if two combinations are equal or get the same name.
         """

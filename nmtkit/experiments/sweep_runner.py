@@ -105,7 +105,7 @@ class SweepTrainer:
     Commands in the log begin with `program`, the words with which the user started nmtkit.
     """
 
-    def __init__(self, sweep: Sweep, flags: Sequence[str], program: Sequence[str]) -> None:
+    def __init__(self, sweep: Sweep, flags: Sequence[str], *, program: Sequence[str]) -> None:
         self.sweep = sweep
         self.flags = flags
         self.program = program

@@ -338,10 +338,10 @@ class Watchdog:
                 os._exit(1)  # The launcher has ended.
 
     def _hanging(self) -> str | None:
-        """Returns an error message if ranks with the least progress have sent the same message for too long, else None.
+        """Returns an error message with the ranks that hang, or None.
 
-        The time of a rank starts when its progress becomes the least. Until then, the rank may have waited for a long
-        operation of another rank.
+        A rank hangs if, for `timeout` seconds, it has had the least progress and has not changed its message. Before it
+        had the least progress, it may have waited for a long operation of another rank, so this time does not count.
         """
         names = [f"beat {other}" for other in range(world_size())]
         messages = [self.store.get(name) if self.store.check([name]) else b"0 0 0 0" for name in names]

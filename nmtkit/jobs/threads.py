@@ -38,7 +38,7 @@ def short_switch_interval() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_messages(logger: logging.Logger) -> Iterator[None]:
-    """Inside this context, `logger` drops the messages of this thread. The messages of other threads stay."""
+    """A context manager: inside the block, `logger` drops messages of this thread, but not of other threads."""
     thread = threading.get_ident()
 
     def is_kept(record: logging.LogRecord) -> bool:

@@ -75,11 +75,11 @@ class Door:
             return error_response(request, refusal.status, refusal.message, refusal.headers)
 
     def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
-        """Returns a handler that stores the key in `request.state`, and calls `handler` with the validated fields.
+        """Returns a handler that checks the API key and the fields of a request, and calls `handler` with the fields.
 
-        A key in a header or in the query string is checked before the body is read. DeepL's routes accept no key in the
-        body.
-        If the client disconnects, all work for the request ends, including work that waits for a thread.
+        `request.state` gets the key. A key in a header or in the query string is checked before the body is read. The
+        routes of DeepL's interface accept no key in the body. If the client disconnects, all work for the request ends,
+        including work that waits for a thread.
         """
 
         async def handle(request: Request) -> Response:

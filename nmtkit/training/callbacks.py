@@ -100,10 +100,11 @@ HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "
 
 
 def hook_mistakes(callback: Callback) -> list[str]:
-    """Returns messages about methods that look like misspelt hooks, or a single message if no hook is overridden.
+    """Returns messages about likely mistakes in the class of a callback, or an empty list.
 
-    Methods whose names begin with _ and methods that the class itself calls are not reported. Raises ContractError for
-    a hook that does not accept the arguments that a run passes.
+    There is a message for each method whose name looks like a misspelt hook; methods whose names begin with _ and
+    methods that the class itself calls are left out. Otherwise, a class that overrides no hook gets a message. Raises
+    ContractError for a hook that does not accept the arguments that a run passes.
     """
     cls = type(callback)
     for hook in HOOKS:

@@ -134,7 +134,10 @@ class Pipeline:
                     self.model_input.before(SegmentNode(replace(self.first_segment(id, request), ids=[])))
 
     def check_all(self, windows: Iterable[Sequence[Request]]) -> None:
-        """Checks all lines like `check`, before the first batch. Logs no warnings: `segments` logs them later."""
+        """Checks all lines with `check` before the first batch is translated.
+
+        Drops the warnings about lines, because `segments` logs the same warnings later.
+        """
         checked = 0
         with without_messages(logger):
             for window in windows:

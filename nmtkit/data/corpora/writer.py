@@ -16,6 +16,7 @@ from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.compression import compressed, is_compressed
 from nmtkit.data.corpora.corpus import FORMATS, UNCOMPRESSED, Pairs, format_of
 from nmtkit.data.corpora.tmx import HEAD, INVALID, TAIL, unit_of
+from nmtkit.jobs.progress import quantity
 
 log = logging.getLogger("nmtkit")
 
@@ -118,8 +119,7 @@ class CorpusWriter:
             self._files[0].write(self._heading([]))
         if self.changed:
             replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
-            texts = "1 text" if self.changed == 1 else f"{self.changed:,} texts"
-            log.warning("%s: %s become spaces in %s", self.paths[0], replaced, texts)
+            log.warning("%s: %s become spaces in %s", self.paths[0], replaced, quantity(self.changed, "texts"))
         if self._names and not self.has_columns:
             log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
                         ", ".join(self._names))  # fmt: skip

@@ -128,7 +128,10 @@ class RelativePositions(PositionTerms):
         return sums @ vectors(self.value_positions).to(weights.dtype)
 
     def _indices(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Returns the index of the vector of each distance, expanded to the first three sizes of `like`: B H L M."""
+        """Returns the rows of the distances in the table of vectors, as [B, H, L, M]; `like` has the sizes B, H and L.
+
+        A distance beyond the limit gets the row of the limit.
+        """
         return (distance.clamp(-self.limit, self.limit) + self.limit).expand(*like.shape[:3], -1)
 
 

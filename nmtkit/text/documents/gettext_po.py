@@ -280,7 +280,7 @@ class Catalogue(Document):
             edits += self.fuzzy_edit(entry)
         if untranslated:
             self.options.warn(
-                f"{untranslated} entries stay untranslated: their translations lack or add placeholders, or change the "
+                f"untranslated entries: {untranslated}; their translations lack or add placeholders, or change the "
                 "order of unnamed placeholders in a format that cannot number them, such as python-format"
             )
         return edits

@@ -148,9 +148,9 @@ def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], nu
 def teacher_rows(
     teachers: Sequence[Architecture], split: Split, pairs: range, stored: TeacherFile, max_tokens: int
 ) -> Any:
-    """Returns a row for each target token of `pairs`: its id, and the ids and log probabilities of the candidates.
+    """Computes the predictions of the teachers for each target token of `pairs`, as an array of type `stored.dtype`.
 
-    The rows have the format of `stored`.
+    Each row has the id of the target token, and the ids and log probabilities of its most probable pieces (candidates).
     """
     device = next(teachers[0].parameters()).device
     lengths = stored.lengths[pairs.start : pairs.stop]

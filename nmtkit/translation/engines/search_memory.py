@@ -114,7 +114,10 @@ class MemorySizes:
         return self.slots * self.beam
 
     def suffice(self, needed: "MemorySizes") -> bool:
-        """Returns whether memory of these sizes can be used for a search that needs the sizes `needed`."""
+        """Returns whether memory of these sizes is enough for a search that needs the sizes `needed`.
+
+        The sizes in GROWING may be larger than needed, but not if they should be 0. All other sizes must be equal.
+        """
         sizes = replace(self, **{name: getattr(needed, name) for name in GROWING})
         return sizes == needed and all(
             getattr(self, name) >= getattr(needed, name) and bool(getattr(self, name)) == bool(getattr(needed, name))

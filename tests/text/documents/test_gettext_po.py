@@ -259,7 +259,7 @@ def test_python_placeholders_in_another_order_leave_the_entry_untranslated(caplo
     document = read_document(text.encode(), "po", "app.po")
     with caplog.at_level(logging.WARNING, "nmtkit"):
         assert document.render(["%d hat %s, 100 %%"]) == text
-    assert "1 entries stay untranslated" in caplog.text
+    assert "untranslated entries: 1;" in caplog.text
     assert 'msgstr "%s hat %d"' in document.render(["%s hat %d"])
     named = '#, python-format\nmsgid "%(a)s has %(b)d"\nmsgstr ""\n'
     assert 'msgstr "%(b)d hat %(a)s"' in read_document(named.encode(), "po", "a.po").render(["%(b)d hat %(a)s"])
