@@ -30,14 +30,15 @@ def worker_processes(
     def tasks(batches: Iterable[SegmentBatch]) -> Iterator[Task | None]:
         for batch in batches:
             if batch:
-                translator.decoder.tell(options, engine, searched=not all(map(engine.refuses, batch)))
+                translator.decoder.tell(options, reason, searched=not all(map(engine.refuses, batch)))
             yield (_decode, batch, options) if batch else None
 
     def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
         return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks(batches)))
 
     translator.batch_decoder(options)  # chooses and prepares the engine, whose memory forked processes share
-    engine = translator.decoder.engine_for(options, alone=False)  # the same engine as in the worker processes
+    # the same engine as in the worker processes
+    engine, reason = translator.decoder.engine_for(options, alone=False)
     with Workers(count, Shared(translator, load), timeout=HANG_SECONDS) as workers:
         yield decode
 

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,6 @@ class Decoder:
         self.told = set() if told is None else told
         self.automatic = name == AUTO and loaded.device.startswith("cpu")
         self.decided: Engine | None = None  # with `automatic`, the engine of the newest call
-        self.told_last: tuple[SearchOptions, Engine] | None = None  # of the newest batch, if the engine searched it
         self.obstacle: str | None = None  # with `automatic`, the reason why PyTorch decodes all calls
         on_cuda = loaded.device.startswith("cuda")
         self.name = name if name != AUTO else COMPILED if self.automatic else "slots" if on_cuda else "torch"
@@ -319,39 +318,36 @@ class Decoder:
                 reason = NO_PREFIX.format(self.name)
         return self.name if reason is None else f"torch ({reason})"
 
-    def engine_for(self, options: SearchOptions, alone: bool = True) -> Engine:
-        """Returns the engine of a call.
+    def engine_for(self, options: SearchOptions, alone: bool = True) -> tuple[Engine, str | None]:
+        """Returns the engine of a call, and the reason if PyTorch replaces `self.engine`.
 
         Without `alone`, other calls may run at the same time. This call then uses the engine that was chosen for the
         other calls, or PyTorch if the engine has memory that the calls would share. With `alone`, raises ValueError if
         the engine refuses the options and does not fall back to PyTorch.
         """
-        if options.score_reference or (self.engine.shares_memory and not alone):
-            return self.torch
+        if options.score_reference:
+            return self.torch, None
         if self.automatic and (alone or self.decided is None) and self.engine.refusal(options) is None:
             self.decide()
-        engine, _ = self.chosen(options, alone)
+        engine, reason = self.chosen(options, alone)
+        if reason is None and engine.shares_memory and not alone:
+            engine, reason = self.torch, f"other calls may use the memory of {self.name}"
         engine.prepare()
-        return engine
+        return engine, reason
 
-    def tell(self, options: SearchOptions, engine: Engine, searched: bool) -> None:
+    def tell(self, options: SearchOptions, reason: str | None, searched: bool) -> None:
         """Logs once which engine searches with these options. If PyTorch replaces an engine, also logs the reason.
 
-        `searched` is whether `engine` has searched a segment of the batch. The method is called for each batch, and not
-        once before the first batch, so that an error in the input is reported without a message about the engine.
+        `reason` comes from `engine_for`. `searched` is whether the engine has searched a segment of the batch. The
+        method is called for each batch, and not once before the first batch, so that an error in the input is reported
+        without a message about the engine.
         """
-        if options.score_reference or (searched and self.told_last == (options, engine)):
-            return  # without calling `chosen`, which takes as long as the search of a one-word segment
-        _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
             reason = NO_PREFIX.format(self.name)
-        elif reason is None and engine is not self.engine:
-            reason = f"other calls may use the memory of {self.name}" if self.engine.shares_memory else NOT_COMPILED
         name = self.name if reason is None else f"torch, because {reason}"
-        if name != "torch" and name not in self.told:
+        if name not in ("torch", *self.told) and not options.score_reference:
             self.told.add(name)
             logger.info("engine: %s", name)
-        self.told_last = (options, engine) if searched else None
 
     def decide(self) -> None:
         """Chooses between the compiled search and PyTorch, if the machine code was missing until now."""
@@ -388,14 +384,18 @@ class Decoder:
     def decoder(
         self, options: SearchOptions, *, alone: bool = True, polled: bool = False, tell: bool = True
     ) -> BatchDecoder:
-        """Returns a decoder of batches with these options. Raises the same errors as `engine_for`."""
-        engine = self.engine_for(options, alone)
-        return lambda batches: self.decode(engine, batches, options, polled, tell)
+        """Returns a decoder of batches with these options. With `tell`, the log names the engine.
+
+        Raises the same errors as `engine_for`.
+        """
+        engine, reason = self.engine_for(options, alone)
+        return partial(self.decode, engine, reason, options, polled, tell)
 
     def decode(
-        self, engine: Engine, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool, tell: bool = True
-    ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Yields the number and the hypotheses of each batch. With `tell`, the log names the engine."""
+        self, engine: Engine, reason: str | None, options: SearchOptions, polled: bool, tell: bool,
+        batches: Iterable[SegmentBatch],
+    ) -> Iterator[tuple[int, BatchHypotheses]]:  # fmt: skip
+        """Yields the number and the hypotheses of each batch. `engine` and `reason` come from `engine_for`."""
         under_way: dict[int, tuple[SegmentBatch, list[int]]] = {}  # batches, with the indices of supported segments
 
         def supported() -> Iterator[SegmentBatch]:
@@ -407,7 +407,7 @@ class Decoder:
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
             if tell and batch:
-                self.tell(options, engine, searched=bool(indices))
+                self.tell(options, reason, searched=bool(indices))
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
             if self.automatic and engine is self.torch is self.decided:
                 self.engine.is_awaited()
@@ -441,8 +441,7 @@ class Decoder:
             return results
         results, segments = list(results), [batch[row] for row in loops]
         again = replace(options, no_repeat_ngram=LONGEST_RUN)
-        engine = self.engine_for(again, alone=False)
-        ((_, found),) = self.decode(engine, [segments], again, polled=False, tell=False)
+        ((_, found),) = self.decoder(again, alone=False, tell=False)([segments])
         lacking = lacking_sentences([segment.constraints for segment in segments], found, again)
         for number, (row, own) in enumerate(zip(loops, found, strict=True)):
             if number not in lacking and own[0].score > -math.inf and not is_loop(own[0].tokens, batch[row], tokenizer):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Tokenizer
-from nmtkit.translation.search.constraints import Constraints
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.scorer import SearchModel
 from nmtkit.translation.search.types import Segment
@@ -74,7 +74,8 @@ def max_lengths(
     for source, sentence in zip(sources, constraints, strict=True):
         pieces = source - 1 - sentence.source_tokens
         wanted = max(options.min_len, int(options.max_len_a * pieces + options.max_len_b)) + sentence.language_tokens
-        lengths.append(max(min([wanted, *limits]), sentence.needed_tokens))
+        longest = min([wanted, *limits])
+        lengths.append(longest if sentence is NO_CONSTRAINTS else max(longest, sentence.needed_tokens))
     return lengths
 
 

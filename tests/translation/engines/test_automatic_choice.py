@@ -144,9 +144,9 @@ def test_a_worker_keeps_the_choice_of_its_parent(path: Path) -> None:
     options = SearchOptions(**SHORT)
     translator.batch_decoder(options)
     search.ready = True
-    assert translator.decoder.engine_for(options, alone=False) is translator.decoder.torch
+    assert translator.decoder.engine_for(options, alone=False)[0] is translator.decoder.torch
     translator.decoder.keep_choice()
-    assert translator.decoder.engine_for(options) is translator.decoder.torch
+    assert translator.decoder.engine_for(options)[0] is translator.decoder.torch
     assert translator.decoder.choice(options).startswith("torch (")
 
 
