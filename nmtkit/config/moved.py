@@ -61,6 +61,8 @@ MOVED = {
     "layers.attention_gpu": "models.layers.attention",
     "layers.packed": "data.packed",
     "layers.recurrent_cache": "models.layers.fixed_state",
+    "models.layers.light_convolution": "models.layers.fixed_state",
+    "models.layers.positions": "models.layers.relative_positions",
     "plugins": "config.plugins",
     "processes": "jobs",
     "registry": "config.registry",

@@ -58,11 +58,12 @@ def fake_model(architecture: Component, vocabulary: Vocabulary, run: RunConfig) 
 
 def _route_in_turn(layer: Experts) -> None:
     """Assigns tokens to experts in turn, because fake logits have no values. Computes the gate, to count its FLOP."""
-    active = layer.active**2 if layer.groups else layer.active
+    groups, active = layer.config.expert_groups, layer.config.active_experts
+    active = active**2 if groups else active
 
     def gates(x: Tensor) -> tuple[Tensor, Tensor]:
         layer.logits(x, layer.gate, layer.noise)
-        if layer.groups:
+        if groups:
             layer.logits(x, layer.group_gate, layer.group_noise)
         indices = torch.arange(len(x) * active).view(len(x), active) % layer.gate.shape[1]
         return x.new_ones(len(x), active), indices

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,8 @@ from torch import Tensor, nn
 from nmtkit.config import Config, option
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
-from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary, check_odd, probability
+from nmtkit.models.layers import module_list
 from nmtkit.models.layers.convolution import PackedConvolution
 from nmtkit.models.layers.dropout import Dropout
 from nmtkit.models.layers.layer_norm import LayerNorm
@@ -34,20 +34,14 @@ class ByteNetConfig(Config):
         (1, 2, 4, 8, 16), "dilations of successive blocks, repeated for all blocks (section 3.5)", min=1, max=65_536
     )
     unfold_factor: float = option(
-        1.2,
-        "columns of the source representation per source token, rounded to 0.001 (a in equation 2)",
-        min=1,
-        max=100,
+        1.2, "columns of the source representation per source token, rounded to 0.001 (a in equation 2)", min=1, max=100
     )
     unfold_extra: int = option(0, "further columns of the source representation (b in equation 2)", min=0, max=65_536)
-    dropout: float = option(0.0, "dropout on embeddings and on each block's output", min=0, below=1, finetuning="free")
+    dropout: float = probability(0.0, "dropout on embeddings and on each block's output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.encoder_kernel % 2 == 0:
-            raise ValueError(
-                f"--encoder-kernel is {self.encoder_kernel}; it must be odd, so that the kernel has a middle token"
-            )
+        check_odd("--encoder-kernel", self.encoder_kernel)
         if not self.dilations:
             raise ValueError("--dilations is empty; give at least one dilation")
 
@@ -101,8 +95,7 @@ class ResidualBlock(nn.Module):
 
 def residual_blocks(config: ByteNetConfig, count: int, kernel: int, causal: bool) -> Sequence[ResidualBlock]:
     dilations = [config.dilations[index % len(config.dilations)] for index in range(count)]
-    blocks = nn.ModuleList(ResidualBlock(config, kernel, dilation, causal, depth=count) for dilation in dilations)
-    return cast(Sequence[ResidualBlock], blocks)
+    return module_list(ResidualBlock(config, kernel, dilation, causal, depth=count) for dilation in dilations)
 
 
 # 3.1 Encoder-decoder stacking, 3.3 Input embedding

@@ -111,10 +111,7 @@ def check_features(name: str, features: object, tokens: int) -> None:
 def check_causality(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
     """Raises ContractError if features depend on later target words or are not finite."""
     first = min(CHANGED_FROM, int(target.layout.lengths[0]) - 1)
-    length = int(target.layout.lengths[0])
-    changed = target.values.clone()
-    changed[first:length] = (changed[first:length] + 1) % vocabulary.target
-    before, after = model(source, target), model(source, target.with_values(changed))
+    before, after = model(source, target), model(source, _with_other_words(target, first, vocabulary.target))
     if not before.isfinite().all():
         raise ContractError(f"{type(model).__name__} returned features that are not finite before any training")
     change = _change(before[:first], after[:first])
@@ -129,25 +126,27 @@ def check_causality(model: Architecture, source: Packed, target: Packed, vocabul
 
 def check_sentences_apart(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
     """Raises ContractError if the features of a sentence depend on another sentence of the batch."""
-    words_of_first = int(source.layout.lengths[0]), int(target.layout.lengths[0])
-    sources, targets = source.values.clone(), target.values.clone()
-    for values, count, size in zip(
-        (sources, targets), words_of_first, (vocabulary.source, vocabulary.target), strict=True
-    ):
-        values[:count] = (values[:count] + 1) % size
+    second = int(target.layout.lengths[0])  # index of the first token of the second sentence
     before = model(source, target)
     for side, features in (
-        ("source", model(source.with_values(sources), target)),
-        ("target", model(source, target.with_values(targets))),
+        ("source", model(_with_other_words(source, 0, vocabulary.source), target)),
+        ("target", model(source, _with_other_words(target, 0, vocabulary.target))),
     ):
-        change = _change(before[words_of_first[1] :], features[words_of_first[1] :])
+        change = _change(before[second:], features[second:])
         if change > TOLERANCE:
             raise ContractError(
                 f"{type(model).__name__} mixes the sentences of a batch: a change of one {side} sentence changes the "
                 f"features of the next sentence by {change:.1%} of the largest feature, so translations depend on "
-                "their batch. "
-                "Layers that read neighbouring tokens must know where sentences end (layout.cu_seqlens, layout.mask)"
+                "their batch. Layers that read neighbouring tokens must know where sentences end (layout.cu_seqlens, "
+                "layout.mask)"
             )
+
+
+def _with_other_words(sentences: Packed, first: int, size: int) -> Packed:
+    """Returns `sentences` with other words, whose ids are below `size`, from position `first` of the first sentence."""
+    changed, length = sentences.values.clone(), int(sentences.layout.lengths[0])
+    changed[first:length] = (changed[first:length] + 1) % size
+    return sentences.with_values(changed)
 
 
 def _change(before: Tensor, after: Tensor) -> float:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,8 @@ from torch.nn import functional as F
 from nmtkit.config import Config, option
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
-from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary, check_odd, probability
+from nmtkit.models.layers import module_list
 from nmtkit.models.layers.attention import attention
 from nmtkit.models.layers.attention_reference import attention_weights
 from nmtkit.models.layers.convolution import PackedConvolution, WeightNormLinear
@@ -21,6 +21,7 @@ from nmtkit.models.layers.dropout import Dropout
 # B sentences, S source tokens, T target tokens, M tokens of the longest source sentence, R hypotheses of a sentence;
 # `embedding` is the width of the embeddings, `width` is the width of a block
 
+WIDTHS, KERNELS = (512,) * 9 + (1024,) * 4 + (2048,) * 2, (3,) * 13 + (1,) * 2  # blocks of the WMT'14 models
 HALF = math.sqrt(0.5)  # factor that gives a sum of two values the variance of one value (section 3.4)
 
 
@@ -28,23 +29,13 @@ HALF = math.sqrt(0.5)  # factor that gives a sum of two values the variance of o
 class ConvS2SConfig(Config):
     """Settings of ConvS2S. The defaults give the WMT'14 models of section 4.2."""
 
-    encoder_widths: tuple[int, ...] = option(
-        (512,) * 9 + (1024,) * 4 + (2048,) * 2, "width of each encoder block", min=1, max=65_536
-    )
-    encoder_kernels: tuple[int, ...] = option(
-        (3,) * 13 + (1,) * 2, "kernel of each encoder block, in tokens (odd)", min=1, max=1000
-    )
-    decoder_widths: tuple[int, ...] = option(
-        (512,) * 9 + (1024,) * 4 + (2048,) * 2, "width of each decoder block", min=1, max=65_536
-    )
-    decoder_kernels: tuple[int, ...] = option(
-        (3,) * 13 + (1,) * 2, "kernel of each decoder block, in tokens", min=1, max=1000
-    )
+    encoder_widths: tuple[int, ...] = option(WIDTHS, "width of each encoder block", min=1, max=65_536)
+    encoder_kernels: tuple[int, ...] = option(KERNELS, "kernel of each encoder block, in tokens (odd)", min=1, max=1000)
+    decoder_widths: tuple[int, ...] = option(WIDTHS, "width of each decoder block", min=1, max=65_536)
+    decoder_kernels: tuple[int, ...] = option(KERNELS, "kernel of each decoder block, in tokens", min=1, max=1000)
     d_embedding: int = option(768, "width of embeddings, and of queries and keys", min=1, max=65_536)
     d_output: int = option(512, "width before the output projection", min=1, max=65_536)
-    dropout: float = option(
-        0.2, "dropout on embeddings, the input of each block, and the output", min=0, below=1, finetuning="free"
-    )
+    dropout: float = probability(0.2, "dropout on embeddings, the input of each block, and the output")
     max_positions: int = option(1024, "maximum length of a sentence in tokens", min=1, max=1_000_000)
 
     def __post_init__(self) -> None:
@@ -56,11 +47,7 @@ class ConvS2SConfig(Config):
                     f"--{side}-widths has {len(widths)} numbers, but --{side}-kernels has {len(kernels)}; "
                     "give one width and one kernel for every block"
                 )
-        if any(kernel % 2 == 0 for kernel in self.encoder_kernels):
-            raise ValueError(
-                f"--encoder-kernels is {','.join(map(str, self.encoder_kernels))}; each number must be odd, so that "
-                "the kernel has a middle token"
-            )
+        check_odd("--encoder-kernels", *self.encoder_kernels)
 
 
 PUBLISHED = ConvS2SConfig()
@@ -159,7 +146,7 @@ class MultiStepAttention(nn.Module):
             context = attention(query, key, value, layout, source)[:, 0]
             lengths = source.lengths[layout.segment_ids]
             if state.recorded_weights is not None:
-                state.record(attention_weights(query, key, layout, source))
+                state.recorded_weights.append(attention_weights(query, key, layout, source))
         # a mean of m tokens has sqrt(1/m) times the standard deviation of a token; sqrt(m) corrects this (section 3.4)
         return self.out_proj(context * lengths.sqrt()[:, None].to(context.dtype))
 
@@ -227,8 +214,5 @@ class ConvS2S(IncrementalArchitecture):
 def blocks(
     config: ConvS2SConfig, widths: Sequence[int], kernels: Sequence[int], decoder: bool
 ) -> Sequence[ConvolutionBlock]:
-    inputs = [widths[0], *widths[:-1]]
-    shapes = zip(inputs, widths, kernels, strict=True)
-    return cast(
-        Sequence[ConvolutionBlock], nn.ModuleList(ConvolutionBlock(config, *shape, decoder) for shape in shapes)
-    )
+    shapes = zip([widths[0], *widths[:-1]], widths, kernels, strict=True)
+    return module_list(ConvolutionBlock(config, *shape, decoder) for shape in shapes)

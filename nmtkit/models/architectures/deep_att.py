@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,8 @@ from torch import Tensor, nn
 from nmtkit.config import Config, option
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
-from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary, probability
+from nmtkit.models.layers import module_list
 from nmtkit.models.layers.dropout import Dropout
 from nmtkit.models.layers.recurrent import AdditiveAttention, AttentionLSTM, LayerStates, PackedLSTM
 
@@ -33,9 +33,7 @@ class DeepAttConfig(Config):
         1280, "width of the memory, to which the output of the encoder is reduced (section 3.2)", min=1, max=65_536
     )
     d_attention: int = option(512, "hidden width of the attention function", min=1, max=65_536)
-    dropout: float = option(
-        0.1, "dropout on the recurrent output between layers (section 3.2, Dr)", min=0, below=1, finetuning="free"
-    )
+    dropout: float = probability(0.1, "dropout on the recurrent output between layers (section 3.2, Dr)")
     initial_range: float | None = option(
         None,
         "initial parameters are uniform between minus and plus this number; none: the initial values of torch, and "
@@ -80,12 +78,11 @@ class FastForwardStack(nn.Module):
         super().__init__()
         hidden = config.d_model
         widths = [width, *[3 * hidden] * (len(reverse) - 1)]
-        layers = nn.ModuleList(
-            FastForwardLayer(width, hidden, 2 * hidden, config.dropout, backwards)
-            for width, backwards in zip(widths[:-1], reverse[:-1], strict=True)
+        shapes = [(2 * hidden, config.dropout)] * (len(reverse) - 1) + [(4 * hidden, 0.0)]  # the top layer has all of f
+        layers = zip(widths, shapes, reverse, strict=True)
+        self.layers = module_list(
+            FastForwardLayer(width, hidden, *shape, backwards) for width, shape, backwards in layers
         )
-        layers.append(FastForwardLayer(widths[-1], hidden, 4 * hidden, 0.0, reverse[-1]))
-        self.layers = cast(Sequence[FastForwardLayer], layers)
 
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
         """Returns [f, h] of the top layer, [T, 5 hidden], for the input of the bottom layer."""

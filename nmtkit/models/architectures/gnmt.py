@@ -1,8 +1,7 @@
 """GNMT: "Google's Neural Machine Translation System" (Wu et al. 2016), in the order of its section 3."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +9,10 @@ from torch import Tensor, nn
 from nmtkit.config import Config, option
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
-from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary, probability
+from nmtkit.models.layers import module_list
 from nmtkit.models.layers.dropout import Dropout
-from nmtkit.models.layers.recurrent import (
-    AdditiveAttention,
-    AttentionLSTM,
-    BidirectionalLSTM,
-    LayerStates,
-    PackedLSTM,
-)
+from nmtkit.models.layers.recurrent import AdditiveAttention, AttentionLSTM, BidirectionalLSTM, LayerStates, PackedLSTM
 
 # S source tokens, T target tokens, D model width
 
@@ -33,9 +27,7 @@ class GNMTConfig(Config):
     decoder_layers: int = option(8, "LSTM layers of the decoder", min=1, max=1000)
     d_model: int = option(1024, "cells of each LSTM layer, and width of the embeddings", min=1, max=65_536)
     d_attention: int = option(1024, "hidden width of the attention function", min=1, max=65_536)
-    dropout: float = option(
-        0.2, "dropout on the input of each LSTM layer (section 8.3)", min=0, below=1, finetuning="free"
-    )
+    dropout: float = probability(0.2, "dropout on the input of each LSTM layer (section 8.3)")
     initial_range: float = option(
         0.04,
         "initial parameters are uniform between minus and plus this number (section 8.3)",
@@ -58,8 +50,7 @@ class ResidualStack(nn.Module):
 
     def __init__(self, config: GNMTConfig, widths: list[int], context: int = 0) -> None:
         super().__init__()
-        layers = nn.ModuleList(PackedLSTM(width + context, config.d_model) for width in widths)
-        self.layers = cast(Sequence[PackedLSTM], layers)
+        self.layers = module_list(PackedLSTM(width + context, config.d_model) for width in widths)
         self.dropout = Dropout(config.dropout)
 
     def forward(

@@ -1,7 +1,7 @@
 """Hidden states of an encoder or a decoder: the input of the first layer, and the output of each layer."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,29 +41,23 @@ def decoder_states(model: Architecture, source: Packed, target_input: Packed) ->
 def _recorded(model: Architecture, stack: str, tokens: int) -> Iterator[list[Tensor]]:
     """Records the input of the first layer and the output of each layer of `model.encoder` or `model.decoder`."""
     layers = getattr(model, stack, None)
+    error = ValueError(
+        f"the {stack} of {type(model).__name__} is not a list of layers that map [tokens, width] to [tokens, width]; "
+        "register forward hooks on the modules of `model.architectures[0]` instead"
+    )
     if not isinstance(layers, nn.ModuleList) or not len(layers):
-        raise ValueError(_message(model, stack, "is not a list of layers"))
+        raise error
     states: list[Tensor] = []
 
     def record(value: Any) -> None:
         if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != tokens:
-            raise ValueError(_message(model, stack, "has layers that do not map [tokens, width] to [tokens, width]"))
+            raise error
         states.append(value)
 
-    handles = [layers[0].register_forward_pre_hook(lambda module, inputs: None if states else record(inputs[0]))]
-    # tied layers occur several times in the list, but get only one hook, which runs at each call
-    handles += [
-        layer.register_forward_hook(lambda module, inputs, output: record(output)) for layer in dict.fromkeys(layers)
-    ]
-    try:
+    with ExitStack() as hooks:
+        before = layers[0].register_forward_pre_hook(lambda module, inputs: None if states else record(inputs[0]))
+        hooks.enter_context(before)
+        # tied layers occur several times in the list, but get only one hook, which runs at each call
+        for layer in dict.fromkeys(layers):
+            hooks.enter_context(layer.register_forward_hook(lambda module, inputs, output: record(output)))
         yield states
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _message(model: nn.Module, stack: str, reason: str) -> str:
-    return (
-        f"the {stack} of {type(model).__name__} {reason}; register forward hooks on the modules of "
-        "`model.architectures[0]` instead"
-    )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.interface import Architecture, DecoderState, layer_index
 from nmtkit.models.layers import rows_of
-from nmtkit.models.layers.recurrent import AttentionLSTM, AttentionLSTMOutput, AttentionMemory, LayerStates
+from nmtkit.models.layers.recurrent import AttentionLSTM, AttentionLSTMOutput, LayerStates
 
 # B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
 # sentence, R hypotheses of a sentence, N = B x R rows of a search, D width of the features
@@ -53,18 +53,14 @@ class IncrementalState(DecoderState):
         """True where the memory has a token: [B, M], bool."""
         return torch.arange(self.memory.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
-    def record(self, weights: Tensor) -> None:
-        if self.recorded_weights is not None:
-            self.recorded_weights.append(weights)
-
     def attend(self, layer: AttentionLSTM, x: Tensor, layout: Layout) -> AttentionLSTMOutput:
         """Runs a layer over x [T, width], and records the attention weights.
 
         `self.memory` must contain the keys, as returned by `AttentionLSTM.with_keys`.
         """
-        values, keys = self.memory.tensor_split([layer.context_proj.in_features], -1)
-        result: AttentionLSTMOutput = layer(x, layout, AttentionMemory(values, keys, self.mask), self.states)
-        self.record(result.weights[:, None])
+        result: AttentionLSTMOutput = layer(x, layout, self.memory, self.mask, self.states)
+        if self.recorded_weights is not None:
+            self.recorded_weights.append(result.weights[:, None])
         return result
 
     def reorder(self, beam_index: Tensor) -> None:

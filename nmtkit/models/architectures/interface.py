@@ -8,15 +8,16 @@ last step overrides `start` and `step`.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from nmtkit.config import option
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.layers import rows_of
-from nmtkit.models.layers.static_kv_cache import CacheLengths
+from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticMemory
 
 # B sentences or slots of a search (a slot is for one sentence and its hypotheses), R hypotheses (rows) of each, N =
 # B x R, S source tokens, T target tokens, L and M tokens of the longest target and source, H heads, D model width, V
@@ -146,7 +147,7 @@ class Architecture(nn.Module, ABC):
         """Whether `static_start` and `static_step` can be used. A search with CUDA graphs needs both."""
         return False
 
-    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
+    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticMemory:
         """Returns a state of `slots` empty slots, whose tensors never change shape.
 
         A slot is for one sentence and its `beams` hypotheses. A hypothesis has up to `capacity` tokens, bos included. A
@@ -154,7 +155,7 @@ class Architecture(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
-    def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
+    def static_step(self, tokens: Tensor, position: Tensor, state: StaticMemory, lengths: CacheLengths) -> Tensor:
         """Computes the same as `step` for `tokens` [N]. Returns the logits [N, V] in fp32.
 
         `position` [B] has the target position of the tokens of each slot. The step must not wait for the device. Shapes
@@ -171,10 +172,10 @@ def layer_index(layer: int | None, layers: int) -> int:
     Learning to Align and Translate"), or the last layer if there are at most two layers. Raises ValueError if `layer`
     is not from 1 to the number of layers.
     """
-    if layer is not None and not 1 <= layer <= layers:
-        raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")
     if layer is None:
         return layers - 2 if layers > 2 else layers - 1
+    if not 1 <= layer <= layers:
+        raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")
     return layer - 1
 
 
@@ -196,55 +197,47 @@ class DecoderState(Protocol):
         """Replaces the sentences in `slots` (indices) by the sentences of `memory`, which have no target tokens yet."""
 
 
-class StaticState(Protocol):
-    """The state of a search over a fixed number of slots. Methods change tensors in place and never change shapes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Makes row r of slot b continue row beam_index[b, r] of the same slot. `beam_index` is [B, R], int64."""
-
-    def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Starts the sentences of `memory` in `slots` (indices), and removes the previous sentences of these slots."""
-
-
 class PrefixState(DecoderState):
     """A state that keeps only the memory and the tokens so far. Every step decodes the whole prefix again."""
 
     def __init__(self, memory: Packed, beams: int) -> None:
         self.beams = beams
         self.memories = list(memory.split())
-        rows = len(self.memories) * beams
-        self.prefixes = torch.empty(rows, 0, dtype=torch.int64, device=memory.values.device)
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=memory.values.device)
+        self.prefixes: list[list[int]] = [[]] * (len(self.memories) * beams)
 
     def append(self, tokens: Tensor) -> tuple[Packed, Packed]:
         """Appends `tokens` [N]. Returns the prefixes and the memories of all rows, both packed."""
-        if not len(self.lengths) or int(self.lengths.max()) == self.prefixes.shape[1]:
-            self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
-        self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens
-        self.lengths = self.lengths + 1
-        prefixes = Packed.from_padded(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
+        self.prefixes = [[*prefix, token] for prefix, token in zip(self.prefixes, tokens.tolist(), strict=True)]
         memories = [memory for memory in self.memories for _ in range(self.beams)]
         lengths = torch.tensor([len(memory) for memory in memories], device=tokens.device)
-        return prefixes, Packed(torch.cat(memories), Layout.of(lengths))
+        return Packed.from_lists(self.prefixes, tokens.device), Packed(torch.cat(memories), Layout.of(lengths))
 
     def reorder(self, beam_index: Tensor) -> None:
-        self.prefixes, self.lengths = self.prefixes[beam_index], self.lengths[beam_index]
+        self.prefixes = [self.prefixes[row] for row in beam_index.tolist()]
 
     def drop_finished(self, sentences: Tensor) -> None:
-        rows = rows_of(sentences, self.beams)
         self.memories = [self.memories[index] for index in sentences.tolist()]
-        self.prefixes, self.lengths = self.prefixes[rows], self.lengths[rows]
+        self.reorder(rows_of(sentences, self.beams))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         for slot, values in zip(slots.tolist(), memory.split(), strict=True):
             self.memories[slot] = values
-            self.lengths[slot * self.beams : (slot + 1) * self.beams] = 0
+            self.prefixes[slot * self.beams : (slot + 1) * self.beams] = [[]] * self.beams
 
 
 ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
+
+
+def probability(default: float, help: str) -> Any:
+    """Declares a field of a config (see `option`): the probability of a dropout, from 0 to below 1."""
+    return option(default, help, min=0, below=1, finetuning="free")
+
+
+def check_odd(flag: str, *kernels: int) -> None:
+    """Raises ValueError if the width of a kernel, which `flag` sets, is even."""
+    if any(kernel % 2 == 0 for kernel in kernels):
+        numbers = ",".join(map(str, kernels))
+        raise ValueError(f"{flag} is {numbers}; a kernel must be odd, so that the kernel has a middle token")
 
 
 def parameter_count(model: nn.Module) -> int:

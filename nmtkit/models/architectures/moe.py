@@ -5,63 +5,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from torch import Tensor, nn
 
-from nmtkit.config import Config, option
+from nmtkit.config import option
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
-from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary, probability
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.layers import module_list
 from nmtkit.models.layers.dropout import Dropout
-from nmtkit.models.layers.experts import Experts, pop_auxiliary_losses
-from nmtkit.models.layers.recurrent import (
-    AttentionLSTM,
-    BidirectionalLSTM,
-    LayerStates,
-    PackedLSTM,
-    ProductAttention,
-)
+from nmtkit.models.layers.experts import Experts, ExpertsConfig, pop_auxiliary_losses
+from nmtkit.models.layers.recurrent import AttentionLSTM, BidirectionalLSTM, LayerStates, PackedLSTM, ProductAttention
 
 # S source tokens, T target tokens, D model width
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsConfig(Config):
-    """Hyperparameters of the mixture layer (section 2)."""
-
-    experts: int = option(2048, "experts of each mixture layer", min=2, max=65_536)
-    active_experts: int = option(
-        2, "experts that process a token (k); with groups, k experts in each of k groups", min=1, max=65_536
-    )
-    expert_groups: int | None = option(
-        16, "groups of experts, selected by a first gate (appendix B); none: a single gate", min=1, max=65_536
-    )
-    importance_weight: float = option(
-        0.01, "weight of the loss for unequal importance of experts (section 4)", min=0, finetuning="free"
-    )
-    load_weight: float = option(
-        0.01, "weight of the loss for unequal load of experts (appendix A)", min=0, finetuning="free"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        groups = self.expert_groups
-        if groups is not None and self.experts % groups:
-            raise ValueError(f"--expert-groups is {groups}; it must divide --experts, {self.experts}")
-        most = min(groups, self.experts // groups) if groups else self.experts
-        if self.active_experts >= most:
-            raise ValueError(
-                f"--active-experts is {self.active_experts}; it must be below {most}, the number of experts (or "
-                "groups) to select from"
-            )
-
-    def layer(self, width: int, hidden: int, dropout: float = 0.0) -> Experts:
-        weights = self.importance_weight, self.load_weight
-        return Experts(width, hidden, self.experts, self.active_experts, self.expert_groups, *weights, dropout)
-
 
 # Appendix E: between LSTM layers
 
@@ -81,9 +39,7 @@ class MoEConfig(ExpertsConfig):
     d_model: int = option(512, "width of embeddings and of every layer's output (even)", min=2, max=65_536)
     d_hidden: int = option(2048, "cells of each LSTM layer, projected to d_model", min=3, max=65_536)
     d_expert: int = option(2048, "hidden width of an expert", min=1, max=65_536)
-    dropout: float = option(
-        0.4, "dropout on the output of embeddings, LSTM and mixture layers", min=0, below=1, finetuning="free"
-    )
+    dropout: float = probability(0.4, "dropout on the output of embeddings, LSTM and mixture layers")
     initial_range: float | None = option(
         None,
         "initial parameters (except experts) are uniform between minus and plus this number; none: the initial values "
@@ -138,11 +94,12 @@ class MoE(IncrementalArchitecture):
         nn.init.normal_(self.source_embedding.weight, std=0.1)
         nn.init.normal_(self.target_embedding.weight, std=0.1)
         self.bottom_encoder = BidirectionalLSTM(width, hidden, projection=width // 2)
-        encoder = nn.ModuleList(PackedLSTM(width, hidden, projection=width) for _ in range(config.encoder_layers - 1))
-        decoder = nn.ModuleList(PackedLSTM(width, hidden, projection=width) for _ in range(config.decoder_layers - 1))
-        self.encoder, self.decoder = cast(Sequence[PackedLSTM], encoder), cast(Sequence[PackedLSTM], decoder)
-        self.encoder_experts = config.layer(width, config.d_expert)
-        self.decoder_experts = config.layer(width, config.d_expert)
+        self.encoder, self.decoder = (
+            module_list(PackedLSTM(width, hidden, projection=width) for _ in range(layers - 1))
+            for layers in (config.encoder_layers, config.decoder_layers)
+        )
+        self.encoder_experts = Experts(config, width, config.d_expert)
+        self.decoder_experts = Experts(config, width, config.d_expert)
         attention = ProductAttention(width, width, width)
         self.bottom_decoder = AttentionLSTM(width, hidden, attention, width, projection=width)
         self.dropout = Dropout(config.dropout)
@@ -222,7 +179,7 @@ class TransformerMoE(Transformer):
         super().__init__(config, vocabulary)
         for layer in dict.fromkeys((*self.encoder, *self.decoder)):
             if layer.feed_forward is not None:
-                layer.feed_forward = config.layer(config.d_model, config.d_ff, config.activation_dropout)
+                layer.feed_forward = Experts(config, config.d_model, config.d_ff, config.activation_dropout)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
         return pop_auxiliary_losses(self)

@@ -6,7 +6,7 @@ whole image by convolutions. Equations are numbered in the order of section 2 of
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from nmtkit.config import Config, option
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures.bytenet import unfold
-from nmtkit.models.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
-from nmtkit.models.layers import rows_of
+from nmtkit.models.architectures.interface import (
+    ARCHITECTURES,
+    Architecture,
+    DecoderState,
+    Vocabulary,
+    check_odd,
+    probability,
+)
+from nmtkit.models.layers import module_list, rows_of
 from nmtkit.models.layers.dropout import Dropout
 
 # B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
@@ -48,14 +55,11 @@ class NeuralGPUConfig(Config):
         max=10_000,
         finetuning="free",
     )
-    dropout: float = option(
-        0.0, "dropout on embeddings and on the decoder's features", min=0, below=1, finetuning="free"
-    )
+    dropout: float = probability(0.0, "dropout on embeddings and on the decoder's features")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kernel % 2 == 0:
-            raise ValueError(f"--kernel is {self.kernel}; it must be odd, so that a kernel has a central column")
+        check_odd("--kernel", self.kernel)
 
 
 PUBLISHED = NeuralGPUConfig()
@@ -100,7 +104,7 @@ class CGRU(nn.Module):
 
 
 def units(config: NeuralGPUConfig) -> Sequence[CGRU]:
-    return cast(Sequence[CGRU], nn.ModuleList(CGRU(config.d_model, config.kernel) for _ in range(config.layers)))
+    return module_list(CGRU(config.d_model, config.kernel) for _ in range(config.layers))
 
 
 class TapeConvolution(nn.Module):
@@ -134,12 +138,12 @@ class TapeConvolution(nn.Module):
 class ImageState(DecoderState):
     """The state of a search: for each hypothesis the image, its length, and the convolved output tape of each layer."""
 
-    def __init__(self, images: Tensor, lengths: Tensor, beams: int, layers: int, tape: bool) -> None:
+    def __init__(self, memory: Packed, beams: int, tapes: int) -> None:
         self.beams = beams
-        self.images = images.repeat_interleave(beams, 0)  # N D W C
-        self.lengths = lengths.repeat_interleave(beams)  # N: columns of each image
+        self.images = image_of(memory).repeat_interleave(beams, 0)  # N D W C
+        self.lengths = memory.layout.lengths.repeat_interleave(beams)  # N: columns of each image
         self.position = torch.zeros_like(self.lengths)  # N: number of input tokens so far
-        self.tapes = [empty_tape(self.images) for _ in range(layers if tape else 0)]
+        self.tapes = [empty_tape(self.images) for _ in range(tapes)]
 
     def reorder(self, beam_index: Tensor) -> None:
         self.images, self.lengths = self.images[beam_index], self.lengths[beam_index]
@@ -212,8 +216,7 @@ class ExtendedNeuralGPU(Architecture):
         if config.outputs == "extended":
             self.decoder = units(config)
             rows = min(config.image_width, config.kernel // 2 + 1)
-            tapes = nn.ModuleList(TapeConvolution(width, config.kernel, rows) for _ in range(config.layers))
-            self.tape = cast(Sequence[TapeConvolution], tapes)
+            self.tape = module_list(TapeConvolution(width, config.kernel, rows) for _ in range(config.layers))
         self.dropout = Dropout(config.dropout)
         self.output_projection = nn.Linear(width, vocabulary.target)
 
@@ -307,8 +310,7 @@ class ExtendedNeuralGPU(Architecture):
         return changed, tapes, changed[torch.arange(len(read), device=read.device), :, 0, read]
 
     def start(self, memory: Packed, beams: int) -> ImageState:
-        tape = self.config.outputs == "extended"
-        return ImageState(image_of(memory), memory.layout.lengths, beams, self.config.layers, tape)
+        return ImageState(memory, beams, self.config.layers if self.config.outputs == "extended" else 0)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, ImageState)

@@ -1,22 +1,15 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, figure 1): the model and its search steps."""
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import cast
+from itertools import chain, repeat
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmtkit.data.packed import Layout, Packed
-from nmtkit.models.architectures.interface import (
-    ARCHITECTURES,
-    Architecture,
-    DecoderState,
-    StaticState,
-    Vocabulary,
-    layer_index,
-)
+from nmtkit.models.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary, layer_index
 from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS, PRESETS, TransformerConfig
 from nmtkit.models.architectures.transformer_layers import (
     ROW_WISE,
@@ -28,8 +21,9 @@ from nmtkit.models.architectures.transformer_layers import (
     Layer,
     norm_of,
 )
-from nmtkit.models.layers import compute_dtype, hooks_of, is_unmodified
+from nmtkit.models.layers import compute_dtype, hooks_of, is_unmodified, module_list
 from nmtkit.models.layers.attention import PackedContext
+from nmtkit.models.layers.attention_reference import SplitHeads
 from nmtkit.models.layers.fixed_state import RecurrentCache, StaticRecurrentCache
 from nmtkit.models.layers.kv_cache import KVCache, MemoryCache
 from nmtkit.models.layers.output_columns import fp32_logits
@@ -41,16 +35,14 @@ from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, St
 # B sentences or slots of a search, R hypotheses of each, N = B x R, S source tokens, T target tokens (of all sentences,
 # concatenated), D model width, H heads, K width of a query or key head, Kv width of a value head
 
-
+L = TypeVar("L", EncoderLayer, DecoderLayer)
 PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # number and length of the random sentences for `--residual admin`
 
 
-def stack(
-    kind: type[EncoderLayer] | type[DecoderLayer], config: TransformerConfig, numbers: Sequence[int]
-) -> nn.ModuleList:
+def stack(kind: type[L], config: TransformerConfig, numbers: Sequence[int]) -> Sequence[L]:
     """Returns a list with a layer for each entry of `numbers`. Equal entries get the same layer (tied weights)."""
     layers = {number: kind(config, numbers.index(number)) for number in dict.fromkeys(numbers)}
-    return nn.ModuleList(layers[number] for number in numbers)
+    return module_list(layers[number] for number in numbers)
 
 
 class Transformer(Architecture):
@@ -73,9 +65,8 @@ class Transformer(Architecture):
             source = target if shared else nn.Embedding(vocabulary.source, config.d_model)
             self.source_embedding = Embedding(config, source)
         self.target_embedding = Embedding(config, target, zero_first=config.zero_bos)
-        encoder = stack(EncoderLayer, config, config.encoder_tied_layers or range(config.encoder_layers))
-        decoder = stack(DecoderLayer, config, config.decoder_tied_layers or range(config.decoder_layers))
-        self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
+        self.encoder = stack(EncoderLayer, config, config.encoder_tied_layers or range(config.encoder_layers))
+        self.decoder = stack(DecoderLayer, config, config.decoder_tied_layers or range(config.decoder_layers))
         # the last sum of a pre-norm stack is not normalised yet
         norm = config.pre_norm and config.reads_source
         self.encoder_norm = norm_of(config) if norm else nn.Identity()
@@ -164,8 +155,11 @@ class Transformer(Architecture):
 
     def _encode(self, source: Packed, context: PackedContext) -> Packed:
         layout = source.layout
-        if not self.reads_source:
-            return self._empty_memory(layout.sentences)
+        if not self.reads_source:  # the memory of a language model has one position of width 0 for each sentence
+            lengths = torch.ones_like(layout.lengths)
+            return Packed(
+                self.target_embedding.tokens.weight.new_zeros(len(lengths), 0), Layout(lengths, 1, len(lengths))
+            )
         x = self._pad(self.source_embedding(source.values, layout.position_ids, layout.max_length))
         for index, layer in enumerate(self.encoder):
             x = self._run(layer, index, x, context)
@@ -195,14 +189,13 @@ class Transformer(Architecture):
 
     def _pad(self, x: Tensor) -> Tensor:
         """Appends padding rows (`pad_rows`), unless the padding might change the result of experts or of a hook."""
-        padded = pad_rows(x) if torch.is_grad_enabled() else x
+        padded = pad_rows(x)
         if padded is x:
             return x
-        parts = [self.encoder, self.decoder, self.encoder_norm, self.decoder_norm]
-        modules = (module for part in parts for module in cast(nn.Module, part).modules())
-        return (
-            padded if all(type(module) in ROW_WISE and is_unmodified(module, type(module)) for module in modules) else x
-        )
+        parts = chain(self.encoder, self.decoder, (self.encoder_norm, self.decoder_norm))
+        modules = (module for part in parts for module in part.modules())
+        ignored = all(type(module) in ROW_WISE and is_unmodified(module, type(module)) for module in modules)
+        return padded if ignored else x
 
     def _run(self, layer: Layer, index: int, x: Tensor, context: Context) -> Tensor:
         """Returns the output of a layer, or x if training skips the layer. `index` counts encoder layers first.
@@ -227,12 +220,6 @@ class Transformer(Architecture):
         kinds = {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
         return {kind: layers for kind, layers in kinds.items() if layers}  # a recurrent decoder has no self-attention
 
-    def _empty_memory(self, sentences: int) -> Packed:
-        """Returns the memory of a language model: one position of width 0 for each sentence."""
-        values = self.target_embedding.tokens.weight.new_zeros(sentences, 0)
-        lengths = torch.ones(sentences, dtype=torch.int64, device=values.device)
-        return Packed(values, Layout(lengths, 1, sentences))
-
     def _no_keys(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns zeros S H K and S H Kv: the unused keys and values of the memory of a language model."""
         size = len(memory), self.config.heads_of_keys
@@ -240,10 +227,14 @@ class Transformer(Architecture):
 
     # --- search -------------------------------------------------------------------------------------------------------
 
+    def _projections(self) -> list[SplitHeads]:
+        """Returns a function for each decoder layer, which computes the keys and values of a memory."""
+        attentions = (layer.cross_attention for layer in self.decoder)
+        return [self._no_keys if attention is None else attention.project for attention in attentions]
+
     def start(self, memory: Packed, beams: int) -> MemoryCache:
-        config, attentions = self.config, [layer.cross_attention for layer in self.decoder]
-        projections = [self._no_keys if attention is None else attention.project for attention in attentions]
-        dtype = kv_cache_dtype(self.output_projection if attentions[0] is None else attentions[0].q_proj)
+        config, projections, attention = self.config, self._projections(), self.decoder[0].cross_attention
+        dtype = kv_cache_dtype(self.output_projection if attention is None else attention.q_proj)
         if config.decoder_self_attention != "attention":
             return RecurrentCache(memory, beams, projections, heads=config.heads, width=config.state_width, dtype=dtype)
         distances = config.positions in ("relative", "alibi")
@@ -268,23 +259,19 @@ class Transformer(Architecture):
         neither. Hooks of torch itself do no harm: the hooks of FSDP have gathered the parameters before a search
         begins, and the graph records the operations in the hooks of weight normalisation.
         """
-        cls = type(self)
-        if any(getattr(cls, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
-            return False
         attentions = [layer.cross_attention for layer in self.decoder if layer.cross_attention is not None]
-        if any(type(attention).project is not CrossAttention.project for attention in attentions):
-            return False
+        own = [getattr(type(self), name) is getattr(Transformer, name) for name in ("decode", "start", "step")]
+        own += [type(attention).project is CrossAttention.project for attention in attentions]
         hooks = (hook for module in self.modules() for hook in hooks_of(module))
-        return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
+        return all(own) and all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticMemory:
-        if self.config.positions in ADDED_POSITIONS:
+        config, weight = self.config, self.target_embedding.tokens.weight
+        if config.positions in ADDED_POSITIONS:
             self.target_embedding.table(capacity)  # the table must grow now, because recorded steps use its address
-        weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
         sizes = StaticSizes(
-            layers=len(attentions),
-            heads=self.config.heads_of_keys,
-            widths=(self.config.key_width, self.config.value_width),
+            heads=config.heads_of_keys,
+            widths=(config.key_width, config.value_width),
             slots=slots,
             beams=beams,
             capacity=capacity,
@@ -292,19 +279,11 @@ class Transformer(Architecture):
             dtype=compute_dtype(weight),
             device=weight.device,
         )
+        if config.decoder_self_attention != "attention":
+            return StaticRecurrentCache(self._projections(), sizes, config.state_width)
+        return StaticKVCache(self._projections(), sizes, config.window)
 
-        def project(memory: Tensor) -> Tensor:
-            if not self.reads_source:
-                return torch.cat([part.flatten(1) for part in self._no_keys(memory)] * len(attentions), 1)
-            projected = (attention.project(memory) for attention in attentions if attention is not None)
-            return torch.cat([part.flatten(1) for parts in projected for part in parts], 1)
-
-        if self.config.decoder_self_attention != "attention":
-            return StaticRecurrentCache(project, sizes, self.config.state_width)
-        return StaticKVCache(project, sizes, self.config.window)
-
-    def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, lengths: CacheLengths) -> Tensor:
-        assert isinstance(state, StaticMemory)
+    def static_step(self, tokens: Tensor, position: Tensor, state: StaticMemory, lengths: CacheLengths) -> Tensor:
         x = self.target_embedding(tokens, position[:, None].expand(-1, state.beams).flatten(), state.capacity)
         for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
             x = layer(x, context)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from nmtkit.config import Config, option
+from nmtkit.models.architectures.interface import probability
 
 # positions that are added to the embeddings, and positions inside self-attention
 ADDED_POSITIONS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned")
@@ -27,19 +28,13 @@ class TransformerConfig(Config):
     heads: int = option(8, "attention heads (section 3.2.2)", min=1, max=65_536)
     d_key: int | None = option(None, "width of one head's queries and keys; none: d_model / heads", min=1, max=65_536)
     d_value: int | None = option(None, "width of one head's values; none: d_model / heads", min=1, max=65_536)
-    dropout: float = option(
-        0.1,
-        "dropout on each sub-layer's output and on the summed embeddings (section 5.4)",
-        min=0,
-        below=1,
-        finetuning="free",
-    )
-    attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1, finetuning="free")
+    dropout: float = probability(0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)")
+    attention_dropout: float = probability(0.0, "dropout on attention weights")
     activation: Literal["relu", "gelu", "swish", "reglu", "geglu", "swiglu"] = option(
         "relu",
         "activation of the feed-forward networks; the last three are gated by a second projection (Shazeer 2020)",
     )
-    activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1, finetuning="free")
+    activation_dropout: float = probability(0.0, "dropout after the activation")
     attention_bias: bool = option(False, "biases in the projections of attention")
     kv_heads: int | None = option(
         None,
@@ -135,12 +130,8 @@ class TransformerConfig(Config):
         True, "use one matrix for the target embedding and the output projection (section 3.4)", finetuning="free"
     )
     output_bias: bool = option(False, "a bias in the output projection", finetuning="adapts")
-    encoder_layerdrop: float = option(
-        0.0, "probability that an update skips an encoder layer", min=0, below=1, finetuning="free"
-    )
-    decoder_layerdrop: float = option(
-        0.0, "probability that an update skips a decoder layer", min=0, below=1, finetuning="free"
-    )
+    encoder_layerdrop: float = probability(0.0, "probability that an update skips an encoder layer")
+    decoder_layerdrop: float = probability(0.0, "probability that an update skips a decoder layer")
     gradient_checkpointing: bool = option(
         False, "recompute layers in the backward pass, to save memory", finetuning="free"
     )
@@ -154,12 +145,16 @@ class TransformerConfig(Config):
             )
         if self.position_offset and not self.positions.startswith("sinusoidal"):
             raise ValueError(f"--position-offset is for sinusoidal positions, not for --positions {self.positions}")
-        for flag, kind in (
-            ("--encoder-self-attention", self.encoder_self_attention),
-            ("--decoder-self-attention", self.decoder_self_attention),
-        ):
+        for side in ("encoder", "decoder"):
+            kind = getattr(self, f"{side}_self_attention")
             if self.positions in ATTENTION_POSITIONS and kind != "attention":
-                raise ValueError(f"--positions {self.positions} needs {flag} attention, not {kind}")
+                raise ValueError(f"--positions {self.positions} needs --{side}-self-attention attention, not {kind}")
+            numbers, layers = getattr(self, f"{side}_tied_layers"), getattr(self, f"{side}_layers")
+            if numbers and len(numbers) != layers:
+                raise ValueError(
+                    f"--{side}-tied-layers has {len(numbers)} numbers, and there are {layers} {side} layers; give one "
+                    "number for each layer"
+                )
         if self.positions == "rotary" and self.key_width % 2:
             raise ValueError(f"--positions rotary needs heads of even width, not {self.key_width}; give --d-key")
         if self.kv_heads is not None and self.heads % self.kv_heads:
@@ -170,20 +165,18 @@ class TransformerConfig(Config):
             raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
         # a preset with convolutions on both sides may become a language model
         encoder_differs = self.encoder_self_attention not in ("attention", self.decoder_self_attention)
-        for flag, given in (
-            ("--encoder-layerdrop", self.encoder_layerdrop),
-            ("--encoder-self-attention", encoder_differs),
-        ):
-            if given and not self.encoder_layers:
-                raise ValueError(f"{flag} does nothing without an encoder (--encoder-layers 0)")
+        if not self.encoder_layers and (self.encoder_layerdrop or encoder_differs):
+            flag = "--encoder-layerdrop" if self.encoder_layerdrop else "--encoder-self-attention"
+            raise ValueError(f"{flag} does nothing without an encoder (--encoder-layers 0)")
         kinds = {self.decoder_self_attention, self.encoder_self_attention if self.encoder_layers else None}
         if self.window is not None and "attention" not in kinds:
             raise ValueError(f"--window needs self-attention, not {' and '.join(sorted(filter(None, kinds)))}")
         if not self.kernels:
             raise ValueError("--kernels is empty; give the width of the convolutions of each layer")
-        if self.kernels != (3, 7, 15, 31) and not self.convolves:
+        convolves = {self.encoder_self_attention, self.decoder_self_attention} & {"lightconv", "dynamicconv"}
+        if self.kernels != (3, 7, 15, 31) and not convolves:
             raise ValueError("--kernels needs a convolution, such as --decoder-self-attention lightconv")
-        if self.convolves and self.d_model % self.heads:
+        if convolves and self.d_model % self.heads:
             raise ValueError(f"convolutions need a --d-model that is a multiple of --heads, not {self.d_model}")
         for flag, changed, setting, needed in (
             ("--no-average-ffn", not self.average_ffn, "decoder_self_attention", "average"),
@@ -197,15 +190,6 @@ class TransformerConfig(Config):
                 raise ValueError(f"{flag} needs --{setting.replace('_', '-')} {needed}, not {getattr(self, setting)}")
         if self.average_separate_gates and not self.average_gate:
             raise ValueError("--average-separate-gates needs a gate; leave out --no-average-gate")
-        for side, numbers, layers in (
-            ("encoder", self.encoder_tied_layers, self.encoder_layers),
-            ("decoder", self.decoder_tied_layers, self.decoder_layers),
-        ):
-            if numbers and len(numbers) != layers:
-                raise ValueError(
-                    f"--{side}-tied-layers has {len(numbers)} numbers, and there are {layers} {side} layers; give one "
-                    "number for each layer"
-                )
 
     @property
     def reads_source(self) -> bool:
@@ -217,11 +201,6 @@ class TransformerConfig(Config):
         """The width of the model divided by `base_width`, or 1 without `base_width`."""
         return 1.0 if self.base_width is None else self.d_model / self.base_width
 
-    @property
-    def convolves(self) -> bool:
-        """Whether the encoder or the decoder has convolutions instead of self-attention."""
-        return {self.encoder_self_attention, self.decoder_self_attention} & {"lightconv", "dynamicconv"} != set()
-
     def kernel(self, layer: int) -> int:
         """Returns the width of the convolution of a layer, counted from 0."""
         return self.kernels[min(layer, len(self.kernels) - 1)]
@@ -232,6 +211,11 @@ class TransformerConfig(Config):
         if self.decoder_self_attention not in ("lightconv", "dynamicconv"):
             return self.d_model
         return self.d_model * (max(map(self.kernel, range(self.decoder_layers))) - 1)
+
+    @property
+    def inner(self) -> tuple[int, str, float]:
+        """The inner width, the activation and the inner dropout of the feed-forward networks."""
+        return self.d_ff, self.activation, self.activation_dropout
 
     @property
     def heads_of_keys(self) -> int:

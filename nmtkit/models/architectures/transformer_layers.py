@@ -14,11 +14,9 @@ from nmtkit.models.layers.attention import AttentionContext, RecurrentContext
 from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit
 from nmtkit.models.layers.dropout import Dropout, add_and_norm
 from nmtkit.models.layers.feed_forward import FeedForward
-from nmtkit.models.layers.fixed_state import SSRU, AverageAttention
-from nmtkit.models.layers.light_convolution import LightConvolution
-from nmtkit.models.layers.positions import sinusoids
+from nmtkit.models.layers.fixed_state import SSRU, AverageAttention, LightConvolution
 from nmtkit.models.layers.quantization import RoundedLinear
-from nmtkit.models.layers.relative_positions import Alibi, PositionTerms, RelativePositions, Rotary
+from nmtkit.models.layers.relative_positions import Alibi, PositionTerms, RelativePositions, Rotary, sinusoids
 
 # T target tokens, S source tokens (of all sentences, concatenated), D model width, H heads, K width of a query or key
 # head, Kv width of a value head
@@ -36,16 +34,33 @@ def norm_of(config: TransformerConfig, width: int | None = None) -> nn.Module:
 
 
 class Layer(nn.Module):
-    """Base class of encoder and decoder layers, with the residual connection around a sub-layer.
+    """A layer of the encoder, or of the decoder if `decoder` is true, with a residual connection around each sub-layer.
 
-    `scales` has the weight of the residual connection of each sub-layer, by name, if the weights are not 1.
+    `index` is the number of the layer, from 0. `scales` has the weight of the residual connection of each sub-layer, by
+    name, if the weights are not 1.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, index: int, decoder: bool) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
         self.pre_norm = config.pre_norm
         self.scales: Mapping[str, Tensor | float] = {}
+        self.self_attention = self_attention(config, index, causal=decoder)
+        self.self_attention_norm = norm_of(config)
+        self.cross_attention: CrossAttention | None = None
+        if decoder and config.reads_source:
+            self.cross_attention = CrossAttention(config)
+            self.cross_attention_norm = norm_of(config)
+        self.feed_forward: nn.Module | None = None
+        if not decoder or config.decoder_ffn == "all":
+            self.feed_forward = FeedForward(config.d_model, *config.inner)
+            self.feed_forward_norm = norm_of(config)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = self.residual(x, "self_attention", context)
+        if self.cross_attention is not None:
+            x = self.residual(x, "cross_attention", context)
+        return x if self.feed_forward is None else self.residual(x, "feed_forward")
 
     def residual(self, x: Tensor, name: str, *context: Context) -> Tensor:
         """Applies the sub-layer `name`: returns LayerNorm(scale * x + Dropout(Sublayer(x))) (sections 3.1, 5.4).
@@ -67,55 +82,34 @@ class Layer(nn.Module):
 
 
 class EncoderLayer(Layer):
-    """Self-attention (or a convolution), then a feed-forward network. `index` is the number of the layer, from 0."""
+    """Self-attention (or a convolution), then a feed-forward network."""
 
     def __init__(self, config: TransformerConfig, index: int) -> None:
-        super().__init__(config)
-        self.self_attention: SelfAttention | LightConvolution
-        if config.encoder_self_attention == "attention":
-            self.self_attention = SelfAttention(config, causal=False)
-        else:
-            self.self_attention = convolution(config, index, causal=False)
-        self.self_attention_norm = norm_of(config)
-        inner = config.d_ff, config.activation, config.activation_dropout
-        self.feed_forward: nn.Module = FeedForward(config.d_model, *inner)
-        self.feed_forward_norm = norm_of(config)
-
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        x = self.residual(x, "self_attention", context)
-        return self.residual(x, "feed_forward")
+        super().__init__(config, index, decoder=False)
 
 
 class DecoderLayer(Layer):
     """Self-attention over earlier tokens (or a replacement), attention over the source, and a feed-forward network.
 
-    A language model has no attention over the source. `index` is the number of the layer, from 0.
+    A language model has no attention over the source.
     """
 
     def __init__(self, config: TransformerConfig, index: int) -> None:
-        super().__init__(config)
-        self.self_attention = decoder_self_attention(config, index)
-        self.self_attention_norm = norm_of(config)
-        self.cross_attention: CrossAttention | None = None
-        if config.reads_source:
-            self.cross_attention = CrossAttention(config)
-            self.cross_attention_norm = norm_of(config)
-        self.feed_forward: nn.Module | None = None
-        if config.decoder_ffn == "all":
-            inner = config.d_ff, config.activation, config.activation_dropout
-            self.feed_forward = FeedForward(config.d_model, *inner)
-            self.feed_forward_norm = norm_of(config)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        x = self.residual(x, "self_attention", context)
-        if self.cross_attention is not None:
-            x = self.residual(x, "cross_attention", context)
-        return x if self.feed_forward is None else self.residual(x, "feed_forward")
+        super().__init__(config, index, decoder=True)
 
 
-def convolution(config: TransformerConfig, index: int, causal: bool) -> LightConvolution:
-    """Returns the convolution that replaces the self-attention of layer `index`, counted from 0."""
+def self_attention(
+    config: TransformerConfig, index: int, causal: bool
+) -> "SelfAttention | AverageAttention | SSRU | LightConvolution":
+    """Returns the self-attention of layer `index`, counted from 0, or its replacement. Decoders are causal."""
     kind = config.decoder_self_attention if causal else config.encoder_self_attention
+    if kind == "attention":
+        return SelfAttention(config, causal)
+    if kind == "ssru":
+        return SSRU(config.d_model, config.norm_eps if config.ssru_norm else None)
+    if kind == "average":
+        gates = config.average_gate, config.attention_bias, config.average_separate_gates
+        return AverageAttention(config.d_model, config.inner if config.average_ffn else None, *gates)
     return LightConvolution(
         config.d_model,
         config.heads,
@@ -125,20 +119,6 @@ def convolution(config: TransformerConfig, index: int, causal: bool) -> LightCon
         dropout=config.attention_dropout,
         bias=config.attention_bias,
     )
-
-
-def decoder_self_attention(
-    config: TransformerConfig, index: int
-) -> "SelfAttention | AverageAttention | SSRU | LightConvolution":
-    if config.decoder_self_attention in ("lightconv", "dynamicconv"):
-        return convolution(config, index, causal=True)
-    if config.decoder_self_attention == "ssru":
-        return SSRU(config.d_model, config.norm_eps if config.ssru_norm else None)
-    if config.decoder_self_attention == "average":
-        inner = (config.d_ff, config.activation, config.activation_dropout) if config.average_ffn else None
-        gates = config.average_gate, config.attention_bias, config.average_separate_gates
-        return AverageAttention(config.d_model, inner, *gates)
-    return SelfAttention(config, causal=True)
 
 
 # 3.2 Attention

@@ -3,12 +3,13 @@
 import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"  # dictionaries of a module
 
 log = logging.getLogger("nmtkit")
 
@@ -18,6 +19,13 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     device = x.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
+def trains_in_bf16_on_cpu(x: Tensor) -> bool:
+    """Returns whether products with x are in bf16 on a CPU, with gradients, in code that is not compiled."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return compute_dtype(x) == torch.bfloat16
 
 
 def multiplies_in_bf16() -> bool:
@@ -31,10 +39,15 @@ def device_of_sums(device: torch.device) -> torch.device:
 
 
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a GPU kernel runs. If the kernel fails, logs the message `otherwise` and the error."""
+    """Returns whether a GPU kernel of Triton runs. If it fails, logs the message `otherwise` and the error.
+
+    Without Triton, which comes with torch for CUDA, nothing is logged.
+    """
     try:
         with torch.random.fork_rng([]):
             kernel()
+    except ModuleNotFoundError:
+        return False
     except Exception as error:  # a compiler can raise exceptions of any type
         log.warning("%s: %s", otherwise, next(iter(str(error).strip().splitlines()), type(error).__name__))
         return False
@@ -53,8 +66,7 @@ def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
 
 def hooks_of(module: nn.Module) -> list[object]:
     """Returns the forward and backward hooks of a module itself, without the hooks of its children."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for by_id in hooks for hook in by_id.values()]
+    return [hook for name in HOOKS for hook in getattr(module, name).values()]
 
 
 def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -75,6 +87,11 @@ def rows_of(sentences: Tensor, beams: int) -> Tensor:
     return (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
 
 
+def module_list(modules: Iterable[M]) -> Sequence[M]:
+    """Returns an `nn.ModuleList`, with the type of a sequence of modules of one class."""
+    return cast(Sequence[M], nn.ModuleList(modules))
+
+
 def sharing_copy(model: M) -> M:
     """Returns a copy of the modules of a model, with the same tensors."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -92,8 +109,7 @@ class ModuleWatch:
         self.modules = list(dict.fromkeys(module for model in models for module in model.modules()))
         self.attributes = [module.__dict__ for module in self.modules]
         # torch changes these dictionaries in place and never replaces them
-        names = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-        self.hooks = [getattr(module, name) for module in self.modules for name in names]
+        self.hooks = [getattr(module, name) for module in self.modules for name in HOOKS]
         self.parts = [part for module in self.modules for part in (module._modules, module._parameters)]
         self.kept = [each for part in self.parts for each in part.values()]  # so that no id() is reused
         parameters = dict.fromkeys(each for each in self.kept if isinstance(each, nn.Parameter))

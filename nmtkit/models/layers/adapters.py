@@ -43,12 +43,7 @@ class AdaptedLinear(nn.Linear):
 
     def merged_weight(self) -> Tensor:
         with torch.autocast(self.weight.device.type, enabled=False):
-            return merge_weight(self.weight, self.adapter_a, self.adapter_b, self.scale)
-
-
-def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Returns W + scale B A, for W [out, in], A [rank, in] and B [out, rank]."""
-    return torch.addmm(weight, b, a, alpha=scale)
+            return torch.addmm(self.weight, self.adapter_b, self.adapter_a, alpha=self.scale)
 
 
 # --- in a model -------------------------------------------------------------------------------------------------------
@@ -74,24 +69,18 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     chosen = [name for name in candidates if any(fnmatchcase(name, pattern) for pattern in patterns)]
     model.requires_grad_(False)
     for name in chosen:
-        _replace(model, name, AdaptedLinear(candidates[name], rank, alpha / rank))
+        model.set_submodule(name, AdaptedLinear(candidates[name], rank, alpha / rank))
     return chosen
 
 
 def merge(model: ModelType) -> ModelType:
-    """Replaces each `AdaptedLinear` by an `nn.Linear` with the merged weight, in place. Returns the model."""
-    for name, module in list(model.named_modules()):
+    """Changes each `AdaptedLinear` to an `nn.Linear` with the merged weight, in place. Returns the model."""
+    for module in model.modules():
         if isinstance(module, AdaptedLinear):
-            plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
-            plain.weight = nn.Parameter(module.merged_weight().detach(), requires_grad=False)
-            plain.bias = module.bias
-            _replace(model, name, plain.train(module.training))
+            module.weight = nn.Parameter(module.merged_weight().detach(), requires_grad=False)
+            del module.adapter_a, module.adapter_b, module.scale
+            module.__class__ = nn.Linear  # type: ignore[assignment]
     return model
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
 
 
 # --- as tensors by name -----------------------------------------------------------------------------------------------
@@ -111,5 +100,5 @@ def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scal
         weight = base.get(f"{layer}.weight")
         if a is None or b is None or weight is None or weight.shape != (len(b), a.shape[-1]) or len(a) != b.shape[-1]:
             raise ValueError(f"the adapter of {layer} does not match the weight of this layer")
-        merged[f"{layer}.weight"] = merge_weight(weight.float(), a.float(), b.float(), scale)
+        merged[f"{layer}.weight"] = torch.addmm(weight.float(), b.float(), a.float(), alpha=scale)
     return merged

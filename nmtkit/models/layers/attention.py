@@ -64,8 +64,7 @@ def sdpa_attention(
 
     The kernel supports every dtype, width and dropout, but needs padding and a mask.
     """
-    layouts = query_layout, key_layout, key_layout
-    pairs = zip((query, key, value), layouts, strict=True)
+    pairs = (query, query_layout), (key, key_layout), (value, key_layout)
     q, k, v = (Packed(x, layout).to_padded().transpose(1, 2) for x, layout in pairs)  # B H L K, B H M K, B H M Kv
     mask = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
     attended = F.scaled_dot_product_attention(q, k, v, mask, spec.dropout, scale=1 / math.sqrt(q.shape[-1]))

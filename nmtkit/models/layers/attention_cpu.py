@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from nmtkit.data.packed import Layout
 from nmtkit.models.layers.attention_reference import AttentionSpec, attention_mask
-from nmtkit.models.layers.dropout import dropout, dropped, keep_scale, noise_for
+from nmtkit.models.layers.dropout import dropout, dropped, noise_for
 from nmtkit.models.layers.shape_padding import padded_size
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest query and key sentence (M rounded up to a
@@ -66,8 +66,7 @@ class _BmmAttention(torch.autograd.Function):
         if mask is not None:
             weights.mul_(mask)  # zero for queries beyond the end of a sentence, which then get no gradient
         noise = noise_for(weights) if p else None
-        used = weights if noise is None else _dropout(weights, noise, p)
-        attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L Kv
+        attended = torch.bmm(dropped(weights, noise, p).flatten(0, 1).to(v.dtype), v)  # BH L Kv
         ctx.save_for_backward(q, k, v, weights, noise)
         ctx.layouts, ctx.rows = (query_layout, key_layout), (len(query), len(key))
         ctx.scale, ctx.p = scale, p
@@ -79,21 +78,16 @@ class _BmmAttention(torch.autograd.Function):
         query_layout, key_layout = ctx.layouts
         heads, dtype = weights.shape[1], v.dtype
         attended_gradient = _to_padded(gradient, query_layout, len(weights), q.shape[1])
-        used = weights if noise is None else _dropout(weights, noise, ctx.p)
+        used = dropped(weights, noise, ctx.p)
         value_gradient = torch.bmm(used.flatten(0, 1).to(dtype).transpose(1, 2), attended_gradient)
         weights_gradient = torch.bmm(attended_gradient, v.transpose(1, 2)).float().view_as(weights)
-        if noise is not None:
-            weights_gradient = _dropout(weights_gradient, noise, ctx.p)
+        weights_gradient = dropped(weights_gradient, noise, ctx.p)
         scores_gradient = torch._softmax_backward_data(weights_gradient, weights, -1, torch.float32)
         scores_gradient = scores_gradient.mul_(ctx.scale).to(dtype).flatten(0, 1)
         query_gradient, key_gradient = torch.bmm(scores_gradient, k), torch.bmm(scores_gradient.transpose(1, 2), q)
         query_rows, key_rows = ctx.rows
         gradients = (_to_packed(x, key_layout, heads, key_rows) for x in (key_gradient, value_gradient))
         return _to_packed(query_gradient, query_layout, heads, query_rows), *gradients, None, None, None, None, None
-
-
-def _dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
-    return dropped(x, noise, p).mul_(keep_scale(p, x.dtype))
 
 
 def sliding_window_attention(

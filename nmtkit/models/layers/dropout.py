@@ -7,7 +7,7 @@ zeros where a number is at most a threshold, so this kernel drops elements in a 
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -54,12 +54,10 @@ def token_cutoff(embeddings: Iterable[nn.Module], p: float) -> Iterator[None]:
     def cut(module: nn.Module, inputs: Any, x: Tensor) -> Tensor:
         return x.masked_fill(torch.rand(len(x), 1, device=x.device) < p, 0.0)
 
-    handles = [embedding.register_forward_hook(cut) for embedding in embeddings]
-    try:
+    with ExitStack() as hooks:
+        for embedding in embeddings:
+            hooks.enter_context(embedding.register_forward_hook(cut))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor:
@@ -70,13 +68,12 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
     `change`: bf16 takes half the memory, and the next product needs no cast. The sum is rounded to this dtype, and the
     statistics are computed in fp32.
     """
-    if (p or torch.is_grad_enabled()) and is_unmodified(norm, nn.LayerNorm):
+    fusable = is_unmodified(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None
+    if fusable and (p or torch.is_grad_enabled()):
         arguments = x, change, norm.weight, norm.bias, norm.eps, p
-        if norm.weight is None or norm.bias is None:
-            pass
-        elif takes_noise(change, p):
+        if takes_noise(change, p):
             return _AddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
-        elif uses_kernels(change):
+        if uses_kernels(change):
             return residual_gpu.FusedAddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
     return norm(x + dropout(change, p))
 
@@ -110,14 +107,16 @@ def noise_for(x: Tensor) -> Tensor:
     return torch.from_numpy(words.view(np.uint8)).view(x.dtype)[: x.numel()].view(x.shape)
 
 
-def dropped(x: Tensor, noise: Tensor, p: float) -> Tensor:
-    """Returns a copy of x with zeros where `noise` is at most the threshold of `p`; other elements are not scaled."""
-    return torch.ops.aten.threshold_backward(x, noise, threshold(p, x.dtype)[0])
+def dropped(x: Tensor, noise: Tensor | None, p: float) -> Tensor:
+    """Returns a copy of x with zeros where `noise` is at most the threshold of `p`, or x itself without noise.
 
-
-def keep_scale(p: float, dtype: torch.dtype) -> float:
-    """Returns the factor of kept elements: the exact 1 / P(`dropped` keeps an element)."""
-    return threshold(p, dtype)[1]
+    The other elements are multiplied by the exact 1 / P(an element is kept).
+    """
+    if noise is None:
+        return x
+    limit, scale = threshold(p, x.dtype)
+    # mul_ multiplies by the exact scale; torch.add(…, alpha=scale) would round the scale to bf16
+    return torch.ops.aten.threshold_backward(x, noise, limit).mul_(scale)
 
 
 @lru_cache
@@ -144,12 +143,12 @@ class _Dropout(torch.autograd.Function):
         noise = noise_for(x)
         ctx.save_for_backward(noise)
         ctx.p = p
-        return dropped(x, noise, p).mul_(keep_scale(p, x.dtype))
+        return dropped(x, noise, p)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
         (noise,) = ctx.saved_tensors
-        return dropped(gradient, noise, ctx.p).mul_(keep_scale(ctx.p, gradient.dtype)), None
+        return dropped(gradient, noise, ctx.p), None
 
 
 class _AddAndNorm(torch.autograd.Function):
@@ -158,11 +157,8 @@ class _AddAndNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:  # type: ignore[no-untyped-def]
         noise = noise_for(change) if p else None
-        ctx.p, ctx.scale = p, keep_scale(p, change.dtype) if p else 1.0
-        ctx.input_type = x.dtype
-        # mul_ multiplies by the exact scale; torch.add(…, alpha=scale) would round the scale to bf16
-        kept = change if noise is None else dropped(change, noise, p).mul_(ctx.scale)
-        total = x.to(change.dtype) + kept
+        ctx.p, ctx.input_type = p, x.dtype
+        total = x.to(change.dtype) + dropped(change, noise, p)
         result, mean, inverse_deviation = torch.native_layer_norm(total, [total.shape[-1]], weight, bias, eps)
         ctx.save_for_backward(total, noise, mean, inverse_deviation, weight, bias)
         return result
@@ -171,5 +167,5 @@ class _AddAndNorm(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
         total, noise, *statistics = ctx.saved_tensors
         gradient, weight_gradient, bias_gradient = layer_norm_backward(gradient, total, *statistics)
-        change_gradient = gradient if noise is None else dropped(gradient, noise, ctx.p).mul_(ctx.scale)
+        change_gradient = dropped(gradient, noise, ctx.p)
         return gradient.to(ctx.input_type), change_gradient, weight_gradient, bias_gradient, None, None

@@ -1,12 +1,13 @@
 """The sparsely-gated mixture-of-experts layer (Shazeer et al. 2017, section 2)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.config import Config, option
 from nmtkit.models.layers import compute_dtype
 from nmtkit.models.layers.dropout import Dropout
 
@@ -15,20 +16,48 @@ from nmtkit.models.layers.dropout import Dropout
 MIN_BLOCK = 16  # minimum rows of a block; a block of fewer rows takes the same time
 
 
-class GatingOutput(NamedTuple):
-    """The choices (experts or groups) of a noisy gate for each token."""
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(Config):
+    """Hyperparameters of the mixture layer (section 2)."""
 
-    weights: Tensor  # [T, k], with sum 1 for each token
-    indices: Tensor  # [T, k]
-    # [T, X]: probability that each choice is active if only its noise is drawn again; None without noise
-    load: Tensor | None
+    experts: int = option(2048, "experts of each mixture layer", min=2, max=65_536)
+    active_experts: int = option(
+        2, "experts that process a token (k); with groups, k experts in each of k groups", min=1, max=65_536
+    )
+    expert_groups: int | None = option(
+        16, "groups of experts, selected by a first gate (appendix B); none: a single gate", min=1, max=65_536
+    )
+    importance_weight: float = option(
+        0.01, "weight of the loss for unequal importance of experts (section 4)", min=0, finetuning="free"
+    )
+    load_weight: float = option(
+        0.01, "weight of the loss for unequal load of experts (appendix A)", min=0, finetuning="free"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups = self.expert_groups
+        if groups is not None and self.experts % groups:
+            raise ValueError(f"--expert-groups is {groups}; it must divide --experts, {self.experts}")
+        most = min(groups, self.experts // groups) if groups else self.experts
+        if self.active_experts >= most:
+            # the load of an expert is defined only if some expert is not active
+            raise ValueError(
+                f"--active-experts is {self.active_experts}; it must be below {most}, the number of experts (or "
+                "groups) to select from"
+            )
 
 
-def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> GatingOutput:
-    """Selects the k largest of `logits` [T, X] plus noise of standard deviation `noise_stddev` (equations 3 to 5)."""
+def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Selects the k largest of `logits` [T, X] plus noise of standard deviation `noise_stddev` (equations 3 to 5).
+
+    Returns the weights [T, k] and the indices [T, k] of the choices. The weights of a token have the sum 1. Also
+    returns the load [T, X], the probability that a choice is active if only its noise is drawn again, or None without
+    noise.
+    """
     if noise_stddev is None:
         values, indices = logits.topk(k, -1)
-        return GatingOutput(values.softmax(-1), indices, None)
+        return values.softmax(-1), indices, None
     noisy = logits + torch.randn_like(logits) * noise_stddev
     values, ranked = noisy.topk(k + 1, -1)
     indices = ranked[..., :k]
@@ -36,33 +65,21 @@ def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> G
     in_top_k = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, indices, True)
     threshold = torch.where(in_top_k, values[..., k, None], values[..., k - 1, None])
     load = torch.special.ndtr((logits - threshold) / noise_stddev.clamp(min=1e-6))  # equation 9
-    return GatingOutput(values[..., :k].softmax(-1), indices, load)
+    return values[..., :k].softmax(-1), indices, load
 
 
 class Experts(nn.Module):
     """Sends each token to the k experts that a noisy gate ranks highest, and adds their outputs, weighted by the gate.
 
-    With `groups`, a first gate selects k groups, a second gate selects k experts of each group, and the weights of both
-    gates are multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E). In training, each
-    forward pass appends its losses of section 4 and appendix A to `balance_losses`. In evaluation there is no noise,
-    and tokens do not affect each other.
+    With groups, a first gate selects k groups, a second gate selects k experts of each group, and the weights of both
+    gates are multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E), with `hidden` values
+    between W and V. In training, each forward pass appends its losses of section 4 and appendix A to `balance_losses`.
+    In evaluation there is no noise, and tokens do not affect each other.
     """
 
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        experts: int,
-        active: int,
-        groups: int | None,
-        importance_weight: float,
-        load_weight: float,
-        dropout: float,
-    ) -> None:
+    def __init__(self, config: ExpertsConfig, width: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
-        assert 0 < active < experts // (groups or 1), "the load is defined only if some expert is not active"
-        self.active, self.groups, self.group_size = active, groups, experts // (groups or 1)
-        self.importance_weight, self.load_weight = importance_weight, load_weight
+        self.config, experts, groups = config, config.experts, config.expert_groups
         # the initial logits are zeros plus noise, so all experts start with an equal load (appendix A)
         self.gate = nn.Parameter(torch.zeros(width, experts))
         self.noise = nn.Parameter(torch.zeros(width, experts))
@@ -134,15 +151,15 @@ class Experts(nn.Module):
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the weights and indices of the experts of each token: [T, k], or [T, k * k] with groups."""
         logits, noise_stddev = self.logits(x, self.gate, self.noise)
-        if not self.groups:
-            weights, indices, by_token = noisy_top_k_gating(logits, noise_stddev, self.active)
+        if not self.config.expert_groups:
+            weights, indices, by_token = noisy_top_k_gating(logits, noise_stddev, self.config.active_experts)
             load = None if by_token is None else by_token.sum(0)
         else:
             weights, indices, load = self.hierarchical_gates(x, logits, noise_stddev)
         if load is not None:
             importance = x.new_zeros(logits.shape[1]).index_add(0, indices.flatten(), weights.flatten())
-            importance_loss = self.importance_weight * cv_squared(importance)
-            losses = {"importance": importance_loss, "load": self.load_weight * cv_squared(load)}
+            importance_loss = self.config.importance_weight * cv_squared(importance)
+            losses = {"importance": importance_loss, "load": self.config.load_weight * cv_squared(load)}
             # a backward pass with gradient checkpointing repeats the forward pass, whose losses were already counted
             if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
                 self.balance_losses.append(losses)
@@ -156,22 +173,25 @@ class Experts(nn.Module):
         self, x: Tensor, logits: Tensor, noise_stddev: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns weights and indices [T, k * k] and, in training, the load [X] of two levels (equations 12 to 14)."""
-        groups = noisy_top_k_gating(*self.logits(x, self.group_gate, self.group_noise), self.active)
+        active, group_size = self.config.active_experts, len(self.fc1) // self.group_gate.shape[1]
+        group_weights, groups, group_load = noisy_top_k_gating(
+            *self.logits(x, self.group_gate, self.group_noise), active
+        )
 
         def in_selected_groups(logits: Tensor) -> Tensor:  # [T, X] -> [T, k, X / groups]
-            by_group = logits.unflatten(1, (-1, self.group_size))
-            return by_group.gather(1, groups.indices[:, :, None].expand(-1, -1, by_group.shape[2]))
+            by_group = logits.unflatten(1, (-1, group_size))
+            return by_group.gather(1, groups[:, :, None].expand(-1, -1, by_group.shape[2]))
 
         selected_stddev = None if noise_stddev is None else in_selected_groups(noise_stddev)
-        experts = noisy_top_k_gating(in_selected_groups(logits), selected_stddev, self.active)
-        weights = (groups.weights[:, :, None] * experts.weights).flatten(1)
-        indices = (groups.indices[:, :, None] * self.group_size + experts.indices).flatten(1)
-        if groups.load is None or experts.load is None:
+        expert_weights, experts, expert_load = noisy_top_k_gating(in_selected_groups(logits), selected_stddev, active)
+        weights = (group_weights[:, :, None] * expert_weights).flatten(1)
+        indices = (groups[:, :, None] * group_size + experts).flatten(1)
+        if group_load is None or expert_load is None:
             return weights, indices, None
-        group_tokens = count(groups.indices, self.group_gate.shape[1]).clamp(min=1)
-        load = x.new_zeros(len(group_tokens), experts.load.shape[2])
-        load = load.index_add(0, groups.indices.flatten(), experts.load.flatten(0, 1))
-        return weights, indices, (groups.load.sum(0)[:, None] * load / group_tokens[:, None]).flatten()
+        group_tokens = count(groups, self.group_gate.shape[1]).clamp(min=1)
+        load = x.new_zeros(len(group_tokens), group_size)
+        load = load.index_add(0, groups.flatten(), expert_load.flatten(0, 1))
+        return weights, indices, (group_load.sum(0)[:, None] * load / group_tokens[:, None]).flatten()
 
 
 def count(indices: Tensor, choices: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.models.layers import compute_dtype, is_unmodified, multiplies_in_bf16, stacked_linear
+from nmtkit.models.layers import is_unmodified, multiplies_in_bf16, stacked_linear, trains_in_bf16_on_cpu
 from nmtkit.models.layers.dropout import Dropout
 
 # T tokens, D model width, F inner width of the feed-forward network
@@ -42,27 +42,16 @@ class FeedForward(nn.Module):
 
 
 def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
-    """Returns relu(linear(x)): T D -> T F. Uses a fused kernel in training on a CPU in bf16.
+    """Returns relu(linear(x)): T D -> T F. Uses a fused kernel in training in bf16, on a CPU with bf16 instructions.
 
     oneDNN adds the bias and applies ReLU while a tile of the product is in registers. torch's own operations would
     write the bias to all rows before the product, and read and write the result once more after the product.
     """
     if not is_unmodified(linear, type(linear)):  # a hook may keep the output of the layer, which must then not change
         return torch.relu(linear(x))
-    if type(linear) is nn.Linear and linear.bias is not None and _fuses(x):
+    if type(linear) is nn.Linear and linear.bias is not None and trains_in_bf16_on_cpu(x) and multiplies_in_bf16():
         return _LinearReLU.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
     return torch.relu_(linear(x))
-
-
-def _fuses(x: Tensor) -> bool:
-    """Returns whether the fused product can be used for the tensor x.
-
-    The product needs a CPU with bf16 instructions, bf16 as compute dtype, enabled gradients, and code that is not
-    compiled.
-    """
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return False
-    return compute_dtype(x) == torch.bfloat16 and multiplies_in_bf16()
 
 
 class _LinearReLU(torch.autograd.Function):

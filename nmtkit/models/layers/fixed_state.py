@@ -13,20 +13,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers import rows_of, stacked_linear
 from nmtkit.models.layers.attention import RecurrentContext
 from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
+from nmtkit.models.layers.dropout import dropout
 from nmtkit.models.layers.feed_forward import FeedForward
 from nmtkit.models.layers.kv_cache import MemoryCache, MemoryContext
-from nmtkit.models.layers.static_kv_cache import (
-    CacheLengths,
-    Projection,
-    StaticMemory,
-    StaticMemoryContext,
-    StaticSizes,
-)
+from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticMemory, StaticMemoryContext, StaticSizes
 
 # T target tokens, D width of the model, H heads and W width of a convolution, B sentences or slots, R hypotheses (rows)
 # of a sentence or slot, N = B x R
@@ -49,9 +45,8 @@ class SSRU(nn.Module):
         super().__init__()
         self.proj = nn.Linear(d_model, d_model, bias=False)
         self.forget_proj = nn.Linear(d_model, d_model, bias=norm_eps is None)
-        self.norm = self.forget_norm = None
-        if norm_eps is not None:
-            self.norm, self.forget_norm = nn.LayerNorm(d_model, norm_eps, bias=False), nn.LayerNorm(d_model, norm_eps)
+        self.norm = None if norm_eps is None else nn.LayerNorm(d_model, norm_eps, bias=False)
+        self.forget_norm = None if norm_eps is None else nn.LayerNorm(d_model, norm_eps)
 
     def forward(self, x: Tensor, context: RecurrentContext) -> Tensor:
         value, forget = self.proj(x), self.forget_proj(x)
@@ -92,6 +87,41 @@ class AverageAttention(nn.Module):
             return average
         current, past = torch.sigmoid(self.gate(torch.cat([x, average.to(x.dtype)], -1))).chunk(2, -1)
         return current * x + past * average
+
+
+class LightConvolution(nn.Module):
+    """A gated linear unit, a convolution along the sentence, and a projection (Wu et al. 2019, section 3, figure 2).
+
+    The weights are normalised by a softmax, and the channels of a head share their weights. A lightweight convolution
+    has fixed weights (equation 1). The weights of a dynamic convolution are a linear function of the token (section 4).
+    Tokens outside the sentence count as zeros. A causal convolution reads the `width` newest tokens. Any other
+    convolution, which only an encoder can have, also reads tokens after the current token.
+    """
+
+    def __init__(
+        self, d_model: int, heads: int, width: int, *, causal: bool, dynamic: bool, dropout: float, bias: bool
+    ) -> None:
+        super().__init__()
+        self.heads, self.width, self.rate = heads, width, dropout
+        self.newer = 0 if causal else width // 2  # number of newer tokens that the kernel reads
+        self.in_proj = stacked_linear(d_model, (d_model, d_model), bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.weight_proj = nn.Linear(d_model, heads * width, bias=False) if dynamic else None
+        self.weight = None if dynamic else nn.Parameter(torch.empty(heads, width))
+        if self.weight is not None:
+            nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor, context: RecurrentContext) -> Tensor:
+        x = F.glu(self.in_proj(x))
+        if self.weight_proj is not None:
+            weights = self.weight_proj(x).unflatten(-1, (self.heads, self.width))  # T H W
+        else:
+            assert self.weight is not None
+            weights = self.weight.expand(len(x), -1, -1)
+        weights = weights.softmax(-1)
+        if self.training:
+            weights = dropout(weights, self.rate)
+        return self.out_proj(context.convolution(x, weights.to(x.dtype), self.newer))
 
 
 @dataclass(frozen=True)
@@ -145,15 +175,13 @@ class RecurrentCache(MemoryCache):
         self.states = like.new_zeros(len(projections), self.sentences, width, dtype=state_dtype(like.dtype))
         self.memories = [MemoryContext(self, index) for index in range(len(projections))]
 
-    def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
-        tokens, position = self._advance(tokens)
+    def prepare(self) -> None:
         if self.new == self.beams:
             self._expand()
-        share = position / (position + 1)
+        share = self.positions / (self.positions + 1)
         share = share.to(self.states.dtype)[:, None] if isinstance(share, Tensor) else share
         states = zip(self.states.unbind(), self.memories, strict=True)
         self.layers = [StepContext(state, share, memory) for state, memory in states]
-        return tokens, position
 
     def reorder(self, beam_index: Tensor) -> None:
         if self.beams > 1:
@@ -179,17 +207,16 @@ class RecurrentCache(MemoryCache):
 class StaticRecurrentCache(StaticMemory):
     """The memory of every slot, and a state of `width` numbers for each layer and row, in tensors of fixed shape."""
 
-    def __init__(self, projection: Projection, sizes: StaticSizes, width: int) -> None:
-        super().__init__(projection, sizes)
+    def __init__(self, projections: Sequence[SplitHeads], sizes: StaticSizes, width: int) -> None:
+        super().__init__(projections, sizes)
         rows = sizes.slots * sizes.beams
-        self.states = self.memory.new_zeros(sizes.layers, rows, width, dtype=state_dtype(sizes.dtype))
+        self.states = self.memory.new_zeros(len(projections), rows, width, dtype=state_dtype(sizes.dtype))
 
     @property
     def nbytes(self) -> int:
         return super().nbytes + self.states.nbytes
 
     def advance(self, position: Tensor, lengths: CacheLengths) -> list[StepContext]:
-        """Returns the context of each layer for a step. `position` [B] has the target position of the new tokens."""
         share = (position / (position + 1)).to(self.states.dtype).repeat_interleave(self.beams)[:, None]
         return [
             StepContext(state, share, StaticMemoryContext(self, layer, lengths))
@@ -197,10 +224,9 @@ class StaticRecurrentCache(StaticMemory):
         ]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
         first = torch.arange(self.slots, device=beam_index.device)[:, None] * self.beams
         self.states.copy_(self.states.index_select(1, (first + beam_index).flatten()))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         super().insert(slots, memory)
-        self.states.unflatten(1, (self.slots, self.beams)).index_fill_(1, slots, 0.0)
+        self.states.index_fill_(1, rows_of(slots, self.beams), 0.0)

@@ -51,6 +51,7 @@ class KeysAndValues:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
+        self.shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in tensors]
         keys, values = tensors[0][:, 0].flatten(1, 2), tensors[-1][:, -1].flatten(1, 2)
         self.by_layer = list(zip(keys.transpose(2, 3).unbind(), values.unbind(), strict=True))
 
@@ -84,9 +85,10 @@ class MemoryCache:
         self.new = 0  # number of rows of a sentence in the newest step
         self.steps = 0  # number of tokens of the oldest sentence
         self.started: Tensor | None = None  # B: number of steps before the first step of a sentence; None if all are 0
-        self.memory_mask = self._memory_mask(memory, round_up(memory.layout.max_length))  # B 1 M
+        length = round_up(memory.layout.max_length)
+        self.memory_mask = self._memory_mask(memory, length)  # B 1 M
         self.cross_attention_mask: Tensor | None = None  # BH new M, the same mask at every step
-        self.memory = self._project(memory, round_up(memory.layout.max_length))
+        self.memory = self._project(memory, length)
         self.heads = self.memory.tensors[0].shape[3]
         self.groups = heads // self.heads
         self.widths = self.memory.tensors[0].shape[-1], self.memory.tensors[-1].shape[-1]
@@ -97,6 +99,12 @@ class MemoryCache:
         return self.sentences * self.beams
 
     @abstractmethod
+    def reorder(self, beam_index: Tensor) -> None: ...
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Prepares `layers` for the step in which each sentence has `new` rows."""
+
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
         """Begins a step with `tokens` [N], and prepares `layers`.
 
@@ -104,23 +112,17 @@ class MemoryCache:
         of a sentence have the same token (bos). So the tokens to compute are [B], one for each sentence, and all rows
         share the result. Later, the tokens to compute are [N].
         """
-
-    @abstractmethod
-    def reorder(self, beam_index: Tensor) -> None: ...
-
-    def _advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Counts the step and sets `new`. Returns the result of `advance`."""
         by_sentence = tokens.view(-1, self.beams)
         alike = self.steps == 0 and bool((by_sentence == by_sentence[:, :1]).all())
         self.new = 1 if alike else self.beams
         self.steps += 1
         if self.cross_attention_mask is None or self.cross_attention_mask.shape[1] != self.new * self.groups:
             self.cross_attention_mask = self._for_heads(self.memory_mask.expand(-1, self.new, -1))
-        tokens = by_sentence[:, 0] if alike else tokens
         self.positions = self.steps - 1
         if self.started is not None:
             self.positions = (self.positions - self.started).repeat_interleave(self.new)
-        return tokens, self.positions
+        self.prepare()
+        return by_sentence[:, 0] if alike else tokens, self.positions
 
     def by_head(self, queries: Tensor, strides: Sequence[int]) -> Tensor:
         """Returns queries as BH RG K. `strides` are the distances between rows, between heads and between elements."""
@@ -216,12 +218,11 @@ class KVCache(MemoryCache):
             self.position_step = torch.zeros(sentences, capacity, dtype=torch.int64, device=device)
         self.layers = [CachedContext(self, index) for index in range(len(projections))]
 
-    def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Reserves cache positions for `tokens` [N]. Each layer then appends the keys and values of these tokens.
+    def prepare(self) -> None:
+        """Reserves cache positions for the new tokens. Each layer then appends the keys and values of these tokens.
 
         In the very first step, all rows of a sentence share one cache position.
         """
-        result = self._advance(tokens)
         if self.used + self.new > self.mask.shape[2]:
             self._prune()
         newest = self.used, self.new
@@ -240,15 +241,10 @@ class KVCache(MemoryCache):
         heads, (key, value), queries = self.heads, self.widths, self.query_heads * self.widths[0]
         self.row_stride = row = queries + heads * (key + value)  # row size of the projection
         # size, strides and first element of the new keys and values in the projection, for each tensor of `self.slots`
-        size = [self.sentences, heads, self.new]
-        if key == value:
-            self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], queries)]
-        else:
-            self.slot_views = [
-                ([1, *size, width], [1, self.new * row, width, row, 1], first)
-                for width, first in ((key, queries), (value, queries + heads * key))
-            ]
-        return result
+        self.slot_views = [
+            ([parts, self.sentences, heads, self.new, width], [heads * width, self.new * row, width, row, 1], first)
+            for (parts, width), first in zip(self.hypotheses.shapes, (queries, queries + heads * key), strict=False)
+        ]
 
     def append(self, layer: int, qkv: Tensor) -> Tensor:
         """Appends new keys and values to the cache of a layer. Returns the queries BH RG K.
@@ -393,11 +389,9 @@ def cached_attention(
         attended = torch.bmm(weights.to(dtype).to(values.dtype), values).to(dtype)  # BH RG Kv
     if change is not None and (terms := change(weights)) is not None:
         attended = attended + terms.to(dtype)
-    if groups > 1:
-        by_row = attended.view(sentences, -1, rows // groups, groups, attended.shape[2]).transpose(1, 2)
-        return by_row.reshape(sentences * (rows // groups), -1)
     if rows == 1:
         return attended.view(sentences, -1)
-    if sentences == 1:
+    if groups == 1 and sentences == 1:
         return attended.transpose(0, 1).reshape(rows, -1)
-    return attended.view(sentences, -1, *attended.shape[1:]).transpose(1, 2).reshape(sentences * rows, -1)
+    by_row = attended.view(sentences, -1, rows // groups, groups, attended.shape[2]).transpose(1, 2)
+    return by_row.reshape(sentences * (rows // groups), -1)

@@ -8,6 +8,7 @@ Tests run the kernel in Triton's interpreter; **it has not run on a GPU yet**.
 """
 
 import functools
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,9 @@ COLUMNS = 1024  # number of columns that a Triton program reads at a time
 
 @functools.cache
 def kernel() -> Any:
-    """Returns the kernel, or None without Triton."""
-    try:
-        import triton
-        import triton.language as tl
-    except ImportError:
-        return None
+    """Returns the kernel. Raises ModuleNotFoundError without Triton."""
+    import triton
+    import triton.language as tl
 
     @triton.jit(do_not_specialize=["columns", "blocks"])  # type: ignore[untyped-decorator]
     def statistics(  # type: ignore[no-untyped-def]
@@ -58,13 +56,12 @@ def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
     `block` is the number of columns of a block, a power of two. The log-sum-exp of a row with a NaN is NaN; maxima
     ignore NaN.
     """
-    launch = kernel()
-    assert launch is not None and logits.dtype == torch.float32
+    assert logits.dtype == torch.float32
     logits = logits.contiguous()
     rows, columns = logits.shape
     blocks = columns // block
     result, maxima = logits.new_empty(rows), logits.new_empty(rows, blocks)
-    launch[(rows,)](logits, maxima, result, columns, blocks, BLOCK=block, GROUP=COLUMNS // block)
+    kernel()[(rows,)](logits, maxima, result, columns, blocks, BLOCK=block, GROUP=COLUMNS // block)
     return result, maxima
 
 
@@ -81,8 +78,5 @@ def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
 @functools.cache
 def is_usable(device: torch.device) -> bool:
     """Returns whether the kernel works on this CUDA device. Tries the kernel once, and logs a failure."""
-    if kernel() is None:
-        return False
-    return works(
-        lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "cannot use the fused log-sum-exp kernel"
-    )
+    trial = partial(fused_logsumexp, torch.zeros(2, 300, device=device), 128)
+    return works(trial, "cannot use the fused log-sum-exp kernel")

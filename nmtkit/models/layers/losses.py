@@ -8,7 +8,6 @@ the vocabulary, u(k) = 1 / V (Szegedy et al. 2015, section 7). With eps = `label
     (1 - eps) * -log p(target) + eps / V * sum over the vocabulary of -log p(k)
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def output_cross_entropy(
     """
     if is_unmodified(output, nn.Linear):
         features = pad_rows(features)
-        target = _padded_target(target, len(features))
+        target = F.pad(target, (0, len(features) - len(target)), value=IGNORE_INDEX)  # padding rows have no loss
         arguments = features, output.weight, output.bias, target, label_smoothing, torch.is_grad_enabled()
         return _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return cross_entropy(output(features), target, label_smoothing)
@@ -58,14 +57,7 @@ def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tup
 
 
 def output_two_pass_loss(
-    output: nn.Module,
-    first: Tensor,
-    second: Tensor,
-    target: Tensor,
-    smoothing: float,
-    *,
-    share: float,
-    alpha: float,
+    output: nn.Module, first: Tensor, second: Tensor, target: Tensor, smoothing: float, *, share: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the loss, the negative log-likelihood and the divergence of two passes, summed over tokens.
 
@@ -79,7 +71,7 @@ def output_two_pass_loss(
     """
     if is_unmodified(output, nn.Linear):
         first, second = pad_rows(first), pad_rows(second)
-        target = _padded_target(target, len(first))
+        target = F.pad(target, (0, len(first) - len(target)), value=IGNORE_INDEX)  # padding rows have no loss
         settings = smoothing, share, alpha, torch.is_grad_enabled()
         arguments = first, second, output.weight, output.bias, target, *settings
         return _LinearTwoPassLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -94,12 +86,7 @@ def output_two_pass_loss(
     return loss, (1 - share) * first_nll + share * second_nll, divergence.detach()
 
 
-def _padded_target(target: Tensor, size: int) -> Tensor:
-    """Appends `IGNORE_INDEX` to a target [T] up to `size` tokens, so that rows which `pad_rows` added have no loss."""
-    return F.pad(target, (0, size - len(target)), value=IGNORE_INDEX) if size > len(target) else target
-
-
-def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
+def _chunks(target: Tensor, token_bytes: int) -> list[slice]:
     """Splits tokens into chunks whose logits have at most `CHUNK_BYTES` bytes (`CHUNK_BYTES_GPU` on a GPU).
 
     `token_bytes` is the size of the logits of a token. On a CPU, a chunk has at least `MIN_CHUNK_TOKENS` tokens, even
@@ -112,8 +99,7 @@ def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
     on_cpu = target.device.type == "cpu"
     size = max(MIN_CHUNK_TOKENS if on_cpu else 1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_GPU) // token_bytes)
     size -= size % CHUNK_STEP if on_cpu else 0
-    for start in range(0, len(target), size):
-        yield slice(start, start + size)
+    return [slice(start, start + size) for start in range(0, len(target), size)]
 
 
 class _Gradients:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmtkit.models.layers import is_unmodified
-from nmtkit.models.layers.prepack import InferenceLinear, Int8Linear
+from nmtkit.models.layers.prepack import Int8Linear, PrepackedLinear
 
 # N rows, D width of the model, V vocabulary, C selected outputs; `columns` [C] are indices of outputs
 
@@ -26,10 +26,10 @@ def select_columns(projection: nn.Module, columns: Tensor) -> Callable[[Tensor],
     """
     if is_unmodified(projection, nn.Linear):
         return linear(cast(Tensor, projection.weight), cast(Tensor | None, projection.bias), columns)
-    if isinstance(projection, InferenceLinear) and is_unmodified(projection, type(projection)):
+    if isinstance(projection, PrepackedLinear | Int8Linear) and is_unmodified(projection, type(projection)):
         if isinstance(projection, Int8Linear):
-            return projection.select(columns).product
-        return linear(kept_weight(projection), projection.bias, columns)
+            return projection.select(columns)
+        return linear(projection.kept_weight, projection.bias, columns)
     return lambda x: projection(x)[:, columns]
 
 
@@ -44,15 +44,6 @@ def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Te
         return F.linear(x.to(selected.dtype), selected, added)[:, : len(columns)].to(x.dtype)
 
     return product
-
-
-def kept_weight(projection: InferenceLinear) -> Tensor:
-    """Returns and caches the unpacked weight of a layer, in bf16 if the layer computes in bf16, else in fp32."""
-    kept = projection.__dict__.get("unpacked_weight")
-    if kept is None:
-        dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32
-        kept = projection.__dict__["unpacked_weight"] = projection.weight.to(dtype)
-    return cast(Tensor, kept)
 
 
 def fp32_logits(projection: nn.Module, features: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import functools
 import logging
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,6 @@ MIN_REDUCED_INPUTS, MIN_REDUCED_OUTPUTS = 512, 4096  # a layer below both limits
 SMALL_PRODUCT = 4 * 128 * 384  # number of multiplications that take as long as the set-up of oneDNN
 MIN_BF16_CACHE_WIDTH = 512
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 # --- the modules of a model -------------------------------------------------------------------------------------------
@@ -52,8 +52,8 @@ def prepack(model: nn.Module, precision: Precision) -> None:
     if precision == "int8" and not has_fbgemm():
         log.warning("this torch has no products in int8: PyTorch computes in bf16 or fp32")
     left_alone: list[str] = []
-    replacements: dict[nn.Module, nn.Module] = {}
     visited: set[nn.Module] = set()  # a module may occur twice, such as an embedding that both sides share
+    packed = functools.cache(lambda linear: prepacked_linear(linear, precision))  # a layer may occur several times
 
     def visit(parent: nn.Module, path: str) -> None:
         for name, child in list(parent._modules.items()):
@@ -61,18 +61,13 @@ def prepack(model: nn.Module, precision: Precision) -> None:
                 continue
             if not may_change(child):
                 left_alone.append(f"{path}{name}")
-                continue
-            if type(child) is nn.Linear:
-                if child not in replacements:
-                    replacements[child] = prepacked_linear(child, precision)
-                child = replacements[child]
-                setattr(parent, name, child)
+            elif type(child) is nn.Linear:
+                setattr(parent, name, packed(child))
             elif type(child) is Dropout:
-                child = nn.Identity().eval()
-                setattr(parent, name, child)
+                setattr(parent, name, nn.Identity().eval())
             else:
+                visited.add(child)
                 visit(child, f"{path}{name}.")
-            visited.add(child)
 
     if may_change(model):
         visit(model, "")
@@ -93,7 +88,7 @@ def may_change(module: nn.Module) -> bool:
         return kind is nn.Linear
     # composite modules of torch, and their subclasses, read the weights of their children
     torch_classes = [base for base in kind.__mro__ if base.__module__.startswith("torch.nn.")]
-    return not module._modules or set(torch_classes) <= {nn.Module, *CONTAINERS}
+    return not module._modules or set(torch_classes) <= {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
 
 @functools.cache
@@ -199,6 +194,11 @@ class PrepackedLinear(InferenceLinear):
     def weight(self) -> Tensor:
         return self.packed.to_dense().float()
 
+    @functools.cached_property
+    def kept_weight(self) -> Tensor:
+        """The weights that the layer multiplies by, in its dtype: [outputs, inputs]. They are unpacked only once."""
+        return self.weight.to(self.dtype)
+
     def product(self, x: Tensor) -> Tensor:
         if self.plain_weight is not None and x.shape[0] <= self.small_rows:
             return F.linear(x, self.plain_weight, self.bias)
@@ -221,18 +221,19 @@ class Int8Linear(InferenceLinear):
         quantized, scale = int8.quantize(linear.weight, largest_int8_weight() if limit is None else limit)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.packed = fbgemm_weight(quantized, scale)
-        self.unpacked: tuple[Tensor, Tensor] | None = None  # kept for `select`: weights in int8, and their scales
 
-    def select(self, columns: Tensor) -> "Int8Linear":
-        """Returns the layer that computes only the outputs `columns`, with the same results."""
-        if self.unpacked is None:
-            weight = torch.ops.quantized.linear_unpack(self.packed)[0]
-            self.unpacked = weight.int_repr(), weight.q_per_channel_scales().float()
+    @functools.cached_property
+    def unpacked(self) -> tuple[Tensor, Tensor]:
+        """The weights in int8, and their scales."""
+        weight = torch.ops.quantized.linear_unpack(self.packed)[0]
+        return weight.int_repr(), weight.q_per_channel_scales().float()
+
+    def select(self, columns: Tensor) -> Callable[[Tensor], Tensor]:
+        """Returns a function that computes only the outputs `columns`, with the same results as `product`."""
         layer = copy.copy(self)
-        layer.out_features, layer.unpacked = len(columns), None
         layer.bias = None if self.bias is None else self.bias[columns]
         layer.packed = fbgemm_weight(*(part[columns] for part in self.unpacked))
-        return layer
+        return layer.product
 
     @property
     def weight(self) -> Tensor:

@@ -124,14 +124,6 @@ class ProductAttention(nn.Module):
         return (torch.tanh(self.q_proj(query)) * self.v).to(keys.dtype) @ keys.transpose(1, 2)
 
 
-class AttentionMemory(NamedTuple):
-    """The padded memory that attention reads."""
-
-    values: Tensor  # [B, M, width]
-    keys: Tensor  # [B, M, hidden], the result of `attention.keys`
-    mask: Tensor  # [B, M], True where the memory has a token
-
-
 class AttentionLSTMOutput(NamedTuple):
     output: Tensor  # [T, output]
     context: Tensor  # [T, memory width]: the attention context that the step of each token reads
@@ -163,9 +155,13 @@ class AttentionLSTM(nn.Module):
                 nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)  # same range as in torch's LSTM
 
     def forward(
-        self, x: Tensor, layout: Layout, memory: AttentionMemory, states: LayerStates | None = None
+        self, x: Tensor, layout: Layout, memory: Tensor, mask: Tensor, states: LayerStates | None = None
     ) -> AttentionLSTMOutput:
-        """Runs the layer over x [T, width]. The N sentences of `layout` are R hypotheses for each of B memories."""
+        """Runs the layer over x [T, width]. The N sentences of `layout` are R hypotheses for each of B memories.
+
+        `memory` is the padded result of `with_keys`, [B, M, width + hidden]. `mask` [B, M] is true for its tokens.
+        """
+        values, keys = memory.tensor_split([self.context_proj.in_features], -1)
         gates = Packed(self.input_proj(x), layout).to_padded()  # [T, 4 hidden] -> [N, L, 4 hidden]
         if states and self in states:
             output, cell = (part.to(x.dtype) for part in states[self])
@@ -173,26 +169,24 @@ class AttentionLSTM(nn.Module):
             output, cell = (x.new_zeros(layout.sentences, *shape) for shape in self.state_shapes)
         steps = []
         for token_gates in gates.unbind(1):
-            context, weights = self.attend(output, memory)
+            context, weights = self.attend(output, values, keys, mask)
             input_gates = token_gates + self.context_proj(context)
             hidden, cell = lstm_cell(input_gates + self.recurrent_proj(output), cell)
             output = self.out_proj(hidden)
             steps.append((output, context, input_gates, weights))
         if states and self in states:
             states[self] = output, cell
-        outputs, contexts, all_gates, all_weights = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
-        outputs, contexts, all_gates = (
-            Packed.from_padded(part, layout).values for part in (outputs, contexts, all_gates)
-        )
+        *padded, all_weights = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
+        outputs, contexts, all_gates = (Packed.from_padded(part, layout).values for part in padded)
         return AttentionLSTMOutput(outputs, contexts, all_gates, all_weights)
 
     def with_keys(self, memory: Tensor) -> Tensor:
         """Returns the memory and the keys of the attention side by side: [S, width] -> [S, width + hidden]."""
         return torch.cat([memory, self.attention.keys(memory)], -1)
 
-    def attend(self, query: Tensor, memory: AttentionMemory) -> tuple[Tensor, Tensor]:
+    def attend(self, query: Tensor, values: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Returns contexts [N, width] and weights [N, M] for queries [N, output]."""
-        scores = self.attention.scores(query.unflatten(0, (len(memory.values), -1)), memory.keys)  # [B, R, M]
-        weights = scores.float().masked_fill(~memory.mask[:, None], -torch.inf).softmax(-1)
-        contexts = weights.to(memory.values.dtype) @ memory.values
+        scores = self.attention.scores(query.unflatten(0, (len(values), -1)), keys)  # [B, R, M]
+        weights = scores.float().masked_fill(~mask[:, None], -torch.inf).softmax(-1)
+        contexts = weights.to(values.dtype) @ values
         return contexts.flatten(0, 1), weights.flatten(0, 1)

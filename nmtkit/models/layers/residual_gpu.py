@@ -4,8 +4,8 @@ Separate operations (dropout, sum in fp32, norm and casts) move about 29 bytes p
 kernels compute sums and statistics in fp32 in registers, and write results in the dtype of `change`. They move 8 bytes
 per element in each direction. The dropout mask is not stored; the backward kernel draws it again from the same seed.
 
-Triton comes with torch for CUDA. Without Triton, or if a kernel cannot be built, `add_and_norm` of `dropout.py` uses
-separate operations. Tests run these kernels in Triton's interpreter; **they have not run on a GPU yet**.
+If a kernel cannot be built, `add_and_norm` of `dropout.py` uses separate operations. Tests run these kernels in
+Triton's interpreter; **they have not run on a GPU yet**.
 """
 
 import functools
@@ -22,13 +22,10 @@ ROWS = 16  # rows of one program of the backward kernel, which sums the gradient
 
 
 @functools.cache
-def kernels() -> tuple[Any, Any] | None:
-    """Returns the forward and the backward kernel, or None without Triton."""
-    try:
-        import triton
-        import triton.language as tl
-    except ImportError:
-        return None
+def kernels() -> tuple[Any, Any]:
+    """Returns the forward and the backward kernel. Raises ModuleNotFoundError without Triton."""
+    import triton
+    import triton.language as tl
 
     @triton.jit(do_not_specialize=["seed"])  # type: ignore[untyped-decorator]
     def forward(  # type: ignore[no-untyped-def]
@@ -96,8 +93,7 @@ class FusedAddAndNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:
-        launch = kernels()
-        assert launch is not None
+        kernel, _ = kernels()
         x, change = x.contiguous(), change.contiguous()
         rows, width = change.shape
         total, result = torch.empty_like(change), torch.empty_like(change)
@@ -105,7 +101,7 @@ class FusedAddAndNorm(torch.autograd.Function):
         # the generator of the CPU, which the trainer also seeds, draws the seed without waiting for the GPU
         seed = int(torch.randint(1 << 31, ())) if p else 0
         block = 1 << (width - 1).bit_length()
-        launch[0][(rows,)](
+        kernel[(rows,)](
             x, change, weight, bias, total, result, mean, rstd, width, eps, p, seed, DROP=p > 0, BLOCK=block
         )
         ctx.save_for_backward(total, weight, mean, rstd)
@@ -114,15 +110,14 @@ class FusedAddAndNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        launch = kernels()
-        assert launch is not None
+        _, kernel = kernels()
         total, weight, mean, rstd = ctx.saved_tensors
         rows, width = total.shape
         x_gradient = torch.empty_like(total, dtype=ctx.x_type)
         change_gradient = torch.empty_like(total)
         programs = -(-rows // ROWS)
         weight_gradient, bias_gradient = (torch.empty(programs, width, device=total.device) for _ in range(2))
-        launch[1][(programs,)](
+        kernel[(programs,)](
             gradient.contiguous(), total, weight, mean, rstd, x_gradient, change_gradient, weight_gradient,
             bias_gradient, rows, width, ctx.p, ctx.seed, DROP=ctx.p > 0, BLOCK=ctx.block, ROWS=ROWS,
         )  # fmt: skip
@@ -132,8 +127,6 @@ class FusedAddAndNorm(torch.autograd.Function):
 @functools.cache
 def is_usable(device: torch.device) -> bool:
     """Returns whether the kernels work on this CUDA device. The kernels are tried once, and a failure is logged."""
-    if kernels() is None or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
 
     def both_passes() -> None:
         with torch.enable_grad():
@@ -142,4 +135,5 @@ def is_usable(device: torch.device) -> bool:
             result = FusedAddAndNorm.apply(x, change, weight, bias, 1e-5, 0.1)  # type: ignore[no-untyped-call]
             result.sum().backward()
 
-    return works(both_passes, "cannot use the fused kernels of the residual connection")
+    ampere = torch.cuda.get_device_capability(device) >= (8, 0)
+    return ampere and works(both_passes, "cannot use the fused kernels of the residual connection")

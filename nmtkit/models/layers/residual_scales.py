@@ -5,6 +5,7 @@ sub-layer to its scale.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -57,15 +58,15 @@ def use_admin(layers: Sequence[nn.Module], width: int, run: Callable[[], object]
         return
     inputs: list[Tensor] = []
     outputs: list[tuple[nn.Module, float]] = []
-    hooks = [layers[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))]
-    hooks += [
-        module.register_forward_hook(lambda module, arguments, output: outputs.append((module, float(output.var()))))
-        for module in by_sublayer
-    ]
-    with torch.no_grad():
+
+    def record(module: nn.Module, arguments: object, output: Tensor) -> None:
+        outputs.append((module, float(output.var())))
+
+    with torch.no_grad(), ExitStack() as hooks:
+        hooks.enter_context(layers[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0])))
+        for module in by_sublayer:
+            hooks.enter_context(module.register_forward_hook(record))
         run()
-    for hook in hooks:
-        hook.remove()
     total = float(inputs[0].var())
     for module, variance in outputs:
         scale = by_sublayer.pop(module, None)  # None: a tied layer, whose scale comes from its first place in the stack

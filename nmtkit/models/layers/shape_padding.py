@@ -2,11 +2,10 @@
 
 import os
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmtkit.models.layers import compute_dtype
+from nmtkit.models.layers import trains_in_bf16_on_cpu
 
 # T tokens, D model width
 
@@ -31,10 +30,8 @@ def pad_rows(x: Tensor) -> Tensor:
     oneDNN compile about 50 products, in 0.5 to 1 ms each. Layers that treat rows independently also compute the padding
     rows. Attention ignores padding rows, and the caller drops them.
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return x
-    padding = padded_size(len(x), STEPS) - len(x)
-    return F.pad(x, (0, 0, 0, padding)) if padding and compute_dtype(x) == torch.bfloat16 else x
+    padding = padded_size(len(x), STEPS) - len(x) if trains_in_bf16_on_cpu(x) else 0
+    return F.pad(x, (0, 0, 0, padding)) if padding else x
 
 
 def padded_size(size: int, steps: int) -> int:

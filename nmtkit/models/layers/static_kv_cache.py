@@ -20,7 +20,7 @@ slots. So a larger capacity takes memory but no time.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,6 @@ from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
 # B slots, R hypotheses (rows) of a slot, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
 # target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads of keys and
 # values, G heads of queries per head of keys, K width of a query or key head, Kv width of a value head, D model width
-
-Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class StaticSizes:
     `memory_capacity` are the maximum numbers of target and memory positions.
     """
 
-    layers: int
     heads: int
     widths: tuple[int, int]
     slots: int
@@ -66,19 +63,17 @@ class StaticSizes:
 
 
 class StaticMemory:
-    """Keys and values of the memory in every slot, for all layers: base class of the static states of a Transformer."""
+    """The state of a search over a fixed number of slots. Methods change tensors in place and never change shapes.
 
-    def __init__(self, projection: Projection, sizes: StaticSizes) -> None:
-        self.projection, self.heads, self.widths = projection, sizes.heads, sizes.widths
+    This base class has the keys and values of the memory in every slot. `projections` has a function for each layer,
+    which computes the keys and values of a memory.
+    """
+
+    def __init__(self, projections: Sequence[SplitHeads], sizes: StaticSizes) -> None:
+        self.projections, self.heads, self.widths = projections, sizes.heads, sizes.widths
         self.slots, self.beams, self.capacity = sizes.slots, sizes.beams, sizes.capacity
-        self.memory = torch.zeros(  # in the layout that the projection returns
-            sizes.slots,
-            sizes.memory_capacity,
-            sizes.layers,
-            sizes.heads * sum(sizes.widths),
-            dtype=sizes.dtype,
-            device=sizes.device,
-        )
+        shape = sizes.slots, sizes.memory_capacity, len(projections), sizes.heads * sum(sizes.widths)
+        self.memory = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         # B 1 R M, added to scores; an empty slot attends to one position, because a softmax over no position is NaN
         self.memory_mask = self.memory.new_full((sizes.slots, 1, sizes.beams, sizes.memory_capacity), -math.inf)
         self.memory_mask[..., 0] = 0.0
@@ -96,14 +91,15 @@ class StaticMemory:
         """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Starts sentence i of `memory` in slot `slots[i]`.
+        """Starts sentence i of `memory` in slot `slots[i]`, and removes the previous sentence of this slot.
 
         Old keys and values are overwritten with zeros. A mask alone is not enough, because 0 x NaN is NaN.
         """
         layout, capacity = memory.layout, self.memory.shape[1]
         self.memory.index_fill_(0, slots, 0.0)
         cell = slots[layout.segment_ids] * capacity + layout.position_ids  # T
-        projected = self.projection(memory.values).to(self.memory.dtype)
+        parts = (part.flatten(1) for project in self.projections for part in project(memory.values))
+        projected = torch.cat([*parts], 1).to(self.memory.dtype)  # T layers*H*(K+Kv)
         self.memory.view(-1, projected.shape[1]).index_copy_(0, cell, projected)
         beyond = torch.arange(capacity, device=slots.device) >= layout.lengths[:, None]
         mask = self.memory_mask.new_zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None]
@@ -113,12 +109,12 @@ class StaticMemory:
 class StaticKVCache(StaticMemory):
     """Keys and values of the hypotheses and of the memory in every slot, for all layers."""
 
-    def __init__(self, projection: Projection, sizes: StaticSizes, window: int | None) -> None:
-        super().__init__(projection, sizes)
+    def __init__(self, projections: Sequence[SplitHeads], sizes: StaticSizes, window: int | None) -> None:
+        super().__init__(projections, sizes)
         self.window = window
         positions, like = sizes.capacity * sizes.beams, self.memory
         self.keys, self.values = (
-            like.new_zeros(sizes.layers, sizes.slots, sizes.heads, positions, width) for width in sizes.widths
+            like.new_zeros(len(projections), sizes.slots, sizes.heads, positions, width) for width in sizes.widths
         )
         # B R capacity: the row that wrote the keys and values of this hypothesis at this target position
         self.ancestors = like.new_zeros(sizes.slots, sizes.beams, sizes.capacity, dtype=torch.int16)
@@ -128,7 +124,6 @@ class StaticKVCache(StaticMemory):
         return super().nbytes + sum(x.nbytes for x in (self.keys, self.values, self.ancestors))
 
     def advance(self, position: Tensor, lengths: CacheLengths) -> list["StaticContext"]:
-        """Returns the context of each layer for a step. `position` [B] has the target position of the new tokens."""
         slots, beams, device = self.slots, self.beams, position.device
         row = torch.arange(beams, device=device)
         writer = row.to(torch.int16)
@@ -145,7 +140,6 @@ class StaticKVCache(StaticMemory):
         return [StaticContext(self, layer, lengths, position, newest, mask) for layer in range(len(self.keys))]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
         past = self.ancestors[:, :, : lengths.target]
         past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
 

@@ -14,7 +14,7 @@ from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.interface import Architecture, PrefixState, parameter_count
 from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.layers.attention import PackedContext
-from nmtkit.models.layers.positions import sinusoids
+from nmtkit.models.layers.relative_positions import sinusoids
 
 # Sections 3.4 and 3.5
 
@@ -123,7 +123,7 @@ def test_cached_steps_equal_the_full_forward(changes: dict[str, Any]) -> None:
         memory = model.encode(sentences(4, 7, 2))
         state, plain = model.start(memory, 2), PrefixState(memory, 2)
         for column in sentences(*[11] * 6, seed=9).to_padded().unbind(1):
-            column = column if plain.prefixes.shape[1] else torch.ones_like(column)  # a search begins with bos
+            column = column if plain.prefixes[0] else torch.ones_like(column)  # a search begins with bos
             logits, right = model.step(column, state), Architecture.step(model, column, plain)
             torch.testing.assert_close(logits, right, rtol=1e-5, atol=1e-5)
             parents = torch.tensor([1, 0, 2, 2, 5, 5])

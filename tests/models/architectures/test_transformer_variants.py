@@ -45,7 +45,7 @@ def outputs_of_sublayers(model: Transformer) -> dict[str, list[float]]:
         layers[0].register_forward_pre_hook(lambda module, inputs, side=side: record(side, inputs[0]))
         for layer in layers:
             for name in ("self_attention", "cross_attention", "feed_forward"):
-                if hasattr(layer, name):
+                if getattr(layer, name) is not None:
                     getattr(layer, name).register_forward_hook(lambda m, i, output, side=side: record(side, output))
     source, target = (Packed.from_lists(torch.randint(SIZE, (64, 12), generator=generator).tolist()) for _ in range(2))
     model.eval()(source, target)

@@ -10,7 +10,6 @@ from nmtkit.models.layers.dropout import (
     Dropout,
     add_and_norm,
     dropped,
-    keep_scale,
     noise_for,
     threshold,
 )
@@ -69,7 +68,8 @@ def test_what_is_kept_is_the_value_itself_not_finite_ones_too(shape: tuple[int, 
     x.view(-1)[:2] = torch.tensor([float("nan"), float("inf")])
     noise = noise_for(x)
     assert noise.shape == x.shape and noise.dtype == dtype
-    expected = torch.where(noise <= threshold(0.5, dtype)[0], torch.zeros_like(x), x)
+    limit, scale = threshold(0.5, dtype)
+    expected = torch.where(noise <= limit, torch.zeros_like(x), x * scale)
     torch.testing.assert_close(dropped(x, noise, 0.5), expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -86,7 +86,7 @@ def test_the_gradient_passes_where_the_value_did() -> None:
     weight = torch.randn(1000)
     (result * weight).sum().backward()
     assert x.grad is not None
-    expected = torch.where(result == 0, torch.zeros(()), weight * keep_scale(0.3, torch.float32))
+    expected = torch.where(result == 0, torch.zeros(()), weight * threshold(0.3, torch.float32)[1])
     torch.testing.assert_close(x.grad, expected)
 
 
@@ -127,7 +127,7 @@ def test_fused_residual_equals_the_plain_one(p: float) -> None:
     torch.manual_seed(1)
     change = inputs[1].detach()
     kept = dropped(change, noise_for(change), p) != 0 if p else torch.ones(50, 24, dtype=torch.bool)
-    scale = keep_scale(p, torch.float32) if p else 1.0
+    scale = threshold(p, torch.float32)[1] if p else 1.0
     plain = norm(inputs[0] + inputs[1] * kept * scale)
     torch.testing.assert_close(fused, plain)
     for ours, theirs in zip(gradients(fused), gradients(plain), strict=True):

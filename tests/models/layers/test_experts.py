@@ -4,12 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmtkit.models.layers.experts import Experts, count, cv_squared, pop_auxiliary_losses
+from nmtkit.models.layers.experts import Experts, ExpertsConfig, count, cv_squared, pop_auxiliary_losses
+
+
+def config_of(experts: int, active: int, groups: int | None = None, importance: float = 1.0) -> ExpertsConfig:
+    weights = {"importance_weight": importance, "load_weight": 1.0}
+    return ExpertsConfig(experts=experts, active_experts=active, expert_groups=groups, **weights)
 
 
 def layer(experts: int = 6, active: int = 2, groups: int | None = None, importance: float = 1.0) -> Experts:
     torch.manual_seed(1)
-    result = Experts(5, 7, experts, active, groups, importance, load_weight=1.0, dropout=0.0)
+    result = Experts(config_of(experts, active, groups, importance), 5, 7)
     for name, parameter in result.named_parameters():
         if "gate" in name or "noise" in name:
             torch.nn.init.normal_(parameter)
@@ -105,7 +110,7 @@ def test_losses_are_summed_over_layers_averaged_over_passes_and_taken_once() -> 
 
 def test_a_fresh_gate_sends_tokens_everywhere() -> None:
     torch.manual_seed(2)
-    experts = Experts(5, 7, 4, 1, None, 1.0, 1.0, dropout=0.0).train()
+    experts = Experts(config_of(4, 1), 5, 7).train()
     assert not experts.gate.any() and not experts.noise.any()
     _, indices = experts.gates(torch.randn(400, 5))
     counts = indices.flatten().bincount(minlength=4)
@@ -168,7 +173,7 @@ def test_grouped_products_equal_those_of_one_expert_after_another(
     for name in ("products", "grouped_products"):
         monkeypatch.setattr(Experts, "products_on", lambda self, x, name=name: getattr(self, name))
         torch.manual_seed(1)
-        experts, x = Experts(8, 16, 12, 2, 4, 1.0, 1.0, 0.0).eval(), torch.randn(9, 8, requires_grad=True)
+        experts, x = Experts(config_of(12, 2, 4), 8, 16).eval(), torch.randn(9, 8, requires_grad=True)
         for gate in (experts.gate, experts.group_gate):
             torch.nn.init.normal_(gate)
         with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):

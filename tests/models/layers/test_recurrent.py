@@ -7,7 +7,6 @@ from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.layers.recurrent import (
     AdditiveAttention,
     AttentionLSTM,
-    AttentionMemory,
     PackedLSTM,
     ProductAttention,
     lstm_cell,
@@ -74,8 +73,7 @@ def test_attention_lstm_queries_with_its_last_output() -> None:
     layer = AttentionLSTM(3, 4, AdditiveAttention(4, 5, 6), 5)
     layout, source = layout_of(4, 2), layout_of(3, 7)
     x, memory = torch.randn(6, 3), Packed(torch.randn(10, 5), source)
-    keys = memory.with_values(layer.attention.keys(memory.values)).to_padded()
-    got = layer(x, layout, AttentionMemory(memory.to_padded(), keys, source.mask))
+    got = layer(x, layout, memory.with_values(layer.with_keys(memory.values)).to_padded(), source.mask)
     for sentence, tokens in enumerate(x.split([4, 2])):
         values = memory.split()[sentence]
         h, c = torch.zeros(4), torch.zeros(4)

@@ -84,7 +84,11 @@ def test_without_triton_or_with_kernels_that_fail_the_plain_way_is_taken(
     device = torch.device("cpu")
     residual_gpu.is_usable.cache_clear()
     try:
-        monkeypatch.setattr(residual_gpu, "kernels", lambda: None)
+
+        def without_triton() -> None:
+            raise ModuleNotFoundError("No module named 'triton'")
+
+        monkeypatch.setattr(residual_gpu, "kernels", without_triton)
         assert not residual_gpu.is_usable(device) and not caplog.records
         residual_gpu.is_usable.cache_clear()
 
