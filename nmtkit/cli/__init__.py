@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import nmtkit
+from nmtkit.cli.help import by_section, heading, write_sections
 
 # group -> name -> summary, so that the help page needs no import of the command
 GROUPS = {
@@ -87,24 +88,20 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
+    def main(  # type: ignore[override]  # click passes all parameters except `args` by name
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
     ) -> Any:
         """Runs the command and exits. Reports a wrong flag or command in one line, and then exits with code 2."""
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            return super().main(args, standalone_mode=False, **extra)
         from nmtkit.cli.command import end_quietly, fail, flush_output
+        from nmtkit.cli.other_toolkits import about_flag
         from nmtkit.config.files import explained
 
         if sys.stdout is None:  # the next opened file would get the file descriptor of stdout
             fail("standard output is closed; redirect it to a file or to /dev/null")
         try:
-            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            status = super().main(args, standalone_mode=False, **extra)
             flush_output()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -112,7 +109,9 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             named = (args or sys.argv[1:])[:1]
             command = error.ctx.command_path if error.ctx else " ".join(["nmtkit", *(set(named) & COMMANDS.keys())])
-            message = re.sub(r"\s*\n\s*", " ", _about_flag(error) or error.format_message()).rstrip(".")
+            flag = error.option_name if isinstance(error, click.NoSuchOption) else ""
+            about = about_flag(error.ctx.info_name or "", flag) if error.ctx else None
+            message = re.sub(r"\s*\n\s*", " ", about or error.format_message()).rstrip(".")
             if "unexpected extra argument" in message and (example := _example(error.ctx)):
                 message += f". Example: {example}"
             fail(f"{message}{'' if message.endswith(('?', '?)')) else '.'} See {command} --help")
@@ -131,26 +130,13 @@ class LazyGroup(click.Group):
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from nmtkit.cli.help import heading
-
         formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)), heading("Usage: "))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands by group, then the flags."""
-        from nmtkit.cli.help import by_section, write_sections
-
         flags = [record for records in by_section(self.get_params(ctx), ctx).values() for record in records]
         groups = {title: list(commands.items()) for title, commands in GROUPS.items()}
         write_sections(formatter, {**groups, "Options": flags})
-
-
-def _about_flag(error: click.UsageError) -> str | None:
-    """Returns advice about an unknown flag that another toolkit has, or None for any other error."""
-    from nmtkit.cli.other_toolkits import about_flag
-
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return None
-    return about_flag(error.ctx.info_name or "", error.option_name)
 
 
 def _example(context: click.Context | None) -> str:

@@ -18,10 +18,7 @@ Action = Literal["list", "dir", "remove", "prune"]
 @click.argument("action", type=click.Choice(["list", "dir", "remove", "prune"]), default="list")
 @click.argument("names", nargs=-1, metavar="[NAME…]")
 @click.option(
-    "--days",
-    type=click.IntRange(0, 100_000),
-    metavar="N",
-    help="With prune: also remove models and files that were not used for N days.",
+    "--days", type=click.IntRange(0, 100_000), metavar="N", help="With prune: also remove what was not used for N days."
 )
 def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
     """List the cached models and files, remove models by NAME, or prune files that are not needed any more.
@@ -88,10 +85,12 @@ def outdated(entries: "list[CacheEntry]", days: int | None) -> "list[CacheEntry]
 
 def show(entries: "list[CacheEntry]") -> None:
     """Prints one line for each entry, in columns, and the number of entries and their total size on stderr."""
-    rows = [(short(entry), size(entry.size), f"used {used(entry.days)}", note(entry)) for entry in entries]
-    width = max((len(row[0]) for row in rows), default=0)
-    for name, bytes_, last, more in rows:
-        echo(f"{name:<{width}}  {bytes_:>10}  {last:<16}  {more}".rstrip())
+    width = max((len(short(entry)) for entry in entries), default=0)
+    for entry in entries:
+        used = "today" if entry.days < 1 else f"{entry.days:.0f} day{'s' * (entry.days >= 1.5)} ago"
+        notes = [*entry.revisions, *(["unfinished or of another version: prune removes it"] if entry.stale else [])]
+        columns = f"{short(entry):<{width}}  {size(entry.size):>10}  {f'used {used}':<16}"
+        echo(f"{columns}  {', '.join(notes)}".rstrip())
     total = size(sum(entry.size for entry in entries))
     tell(f"{user_cache()}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {total}")
 
@@ -100,15 +99,6 @@ def short(entry: "CacheEntry") -> str:
     """Returns the name of an entry, with a commit cut to 12 digits."""
     name, at, commit = entry.name.partition("@")
     return name + at + commit[:12] if entry.name.startswith(HUB_PREFIX) else entry.name
-
-
-def note(entry: "CacheEntry") -> str:
-    stale = ["unfinished or of another version: prune removes it"] if entry.stale else []
-    return ", ".join([*entry.revisions, *stale])
-
-
-def used(days: float) -> str:
-    return "today" if days < 1 else f"{days:.0f} day{'s' * (days >= 1.5)} ago"
 
 
 def size(count: int) -> str:

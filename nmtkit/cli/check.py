@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from nmtkit.cli.command import echo
 from nmtkit.cli.components import ComponentCommand
-from nmtkit.cli.flags import CHECKPOINT, flags, on_command_line, plugin_option
+from nmtkit.cli.flags import CHECKPOINT, on_command_line, plugin_option
 from nmtkit.config import split_settings
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
@@ -22,27 +21,22 @@ INDENT = 10  # columns before the reason of a failure, which is on the line belo
 class CheckCommand(ComponentCommand):
     """The command `nmtkit check`. If it checks a single component, the settings of this component are flags too."""
 
-    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
+    def components(self, known: click.Context) -> dict[str, Any]:
+        """Returns the preset of the component that the arguments name.
+
+        Returns no preset if the arguments name several components, because their flags may have the same names.
+        """
         load_plugins(known.params["plugins"])
-        settings: list[click.Parameter] = []
-        for title, preset in presets_of(known.args).items():
-            settings += flags(preset, title[0].upper() + title[1:])
-        return [*self.params, *settings]
+        if all(word.startswith("-") for word in known.args):
+            return {}
+        from nmtkit.contracts import CONTRACTS
 
-
-def presets_of(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the preset of the component that `words` name, with "kind name" as the key.
-
-    Returns no preset if `words` name several components, because their flags may have the same names.
-    """
-    if not any(not word.startswith("-") for word in words):
-        return {}
-    from nmtkit.contracts import CONTRACTS
-
-    registries = [contract.registry for contract in CONTRACTS]
-    pairs = [(registry, name) for registry in registries for name in dict.fromkeys(words) if name in registry]
-    presets = {f"{registry.kind} {name}": registry[name].preset for registry, name in pairs}
-    return presets if len(presets) == 1 else {}
+        registries = [contract.registry for contract in CONTRACTS]
+        pairs = {(registry, name) for registry in registries for name in known.args if name in registry}
+        if len(pairs) != 1:
+            return {}
+        ((registry, name),) = pairs
+        return {f"{registry.kind[0].upper()}{registry.kind[1:]} {name}": registry[name].preset}
 
 
 @click.command(cls=CheckCommand)

@@ -1,7 +1,7 @@
 """`nmtkit clean`: mends parallel text, drops bad pairs, and reports the reason for each dropped pair."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 class CleanCommand(ComponentCommand):
     """The clean command. Its flags include the settings of the filters that --filters names."""
 
-    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
+    def components(self, known: click.Context) -> dict[str, Any]:
         load_plugins(known.params["plugins"])
         names = known.params["filters"] or DEFAULT_FILTERS
         presets = filter_configs(names, known.params["preset"] or "curated")
-        return [*self.params, *(flag for name in presets for flag in flags(presets[name], f"Filter {name}"))]
+        return {f"Filter {name}": preset for name, preset in presets.items()}
 
     def registries(self) -> "list[Registry[Filter]]":
-        return filter_registry()
+        from nmtkit.cleaning.filters import FILTERS
+
+        return [FILTERS]
 
 
 COMMON = {
@@ -50,13 +52,6 @@ COMMON = {
     "--workers N": "processes; one per core is the default",
     "--output-dir DIR": "work in shards, for many machines",
 }
-
-
-def filter_registry() -> "list[Registry[Filter]]":
-    """Imports the filters of the package. Returns a list whose only element is the registry of filters."""
-    from nmtkit.cleaning.filters import FILTERS
-
-    return [FILTERS]
 
 
 @click.command(cls=CleanCommand, common=COMMON)

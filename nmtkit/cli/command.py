@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NoReturn
 
 import click
@@ -44,12 +45,15 @@ class Command(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
-        end = len(self.params)  # index of --help
-        short = [click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, help="Show the most used flags.",
-                              callback=_show_short_page)] if self.common else []  # fmt: skip
-        for option in short:
-            option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
-        return [*params[:end], *message_options(), *short, *params[end:]]
+        message_flags = [
+            _message_flag(["-q", "--quiet"], "Print only warnings and errors.", _remember),
+            _message_flag(["-v", "--verbose"], "Print more messages.", _remember),
+            _message_flag(["--debug"], "Print a traceback for each error.", _remember),
+        ]
+        if self.common:
+            message_flags.append(_message_flag(["-h"], "Show the most used flags.", _show_short_page))
+        params[len(self.params) : len(self.params)] = message_flags  # before --help
+        return params
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         option = super().get_help_option(ctx)
@@ -58,8 +62,7 @@ class Command(click.Command):
         return option
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        pieces = self.collect_usage_pieces(ctx)
-        formatter.write_usage(ctx.command_path, " ".join(pieces), heading("Usage: "))
+        formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)), heading("Usage: "))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_sections(formatter, by_section(self.get_params(ctx), ctx))
@@ -84,12 +87,9 @@ def check_encoding(ctx: click.Context) -> None:
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
         for text in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(text, str):
-                try:
-                    text.encode()
-                except UnicodeEncodeError:
-                    name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.make_metavar(ctx)
-                    raise ValueError(f"{name} is not UTF-8: {os.fsencode(text)!r}") from None
+            if isinstance(text, str) and re.search("[\ud800-\udfff]", text):  # stand for bytes that are not UTF-8
+                name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.make_metavar(ctx)
+                raise ValueError(f"{name} is not UTF-8: {os.fsencode(text)!r}")
 
 
 @contextlib.contextmanager
@@ -180,19 +180,10 @@ def message_of(error: BaseException, command: click.Command) -> str | None:
     return str(error) if isinstance(error, ValueError | ImportError) else None
 
 
-def message_options() -> list[click.Option]:
-    """Returns the flags that all commands have."""
-    texts = {
-        ("-q", "--quiet"): "Print only warnings and errors.",
-        ("-v", "--verbose"): "Print more messages.",
-        ("--debug",): "Print a traceback for each error.",
-    }
-    options = []
-    for names, text in texts.items():
-        option = click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=_remember)
-        option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
-        options.append(option)
-    return options
+def _message_flag(names: list[str], help: str, callback: Callable[[click.Context, Any, bool], None]) -> click.Option:
+    option = click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=help, callback=callback)
+    option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
+    return option
 
 
 def _show_short_page(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -211,13 +202,11 @@ def set_up_logging(meta: dict[str, Any]) -> None:
     logger = logging.getLogger("nmtkit")
     logger.setLevel(level)
     logger.propagate = False
-    handler: logging.Handler
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if stderr.is_terminal:
         handler = RichHandler(
             console=stderr, show_time=False, show_path=False, show_level=False, highlighter=NullHighlighter()
         )
-    else:
-        handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     logger.handlers = [handler]
 
@@ -293,6 +282,12 @@ def show_next(*commands: str) -> None:
         end_progress(click.get_current_context())
         for word, command in zip(("next", "then"), commands, strict=False):
             print_line(f"{word}: {as_started(command)}")
+
+
+def exit_stopped(received: signal.Signals) -> NoReturn:
+    """Prints the command that continues the work after a signal, and exits with the code of the signal."""
+    print_line(f"{received.name}. To continue: {shlex.join([*program(), *sys.argv[1:]])}")
+    sys.exit(128 + received)
 
 
 def end_quietly() -> NoReturn:

@@ -24,14 +24,11 @@ SHARED = (
     "--ref", "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--src", "--columns",
     "--target-lang", "--metric", "--tokenize", "--lowercase", "--device", "--test", "--samples",
 )  # fmt: skip
+OTHER_RULES = ("--src", "--target-lang", "--test", "--samples")  # the rules of `nmtkit score` for these do not apply
 OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # flags of `score` for --base
 PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")
 METRICS = ("chrf", "bleu")  # chrF sorts the sentences, because BLEU of single sentences is not reliable
-OF_SCORE = (
-    "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--columns", "--tokenize",
-    "--lowercase", "--device",
-)  # fmt: skip
 COMPARE_RULES = (
     FlagRule("RUN", excludes=("--sys",), reason="compare either runs or systems"),
     FlagRule(
@@ -42,7 +39,7 @@ COMPARE_RULES = (
     FlagRule("--base", excludes=("--mean-over-seeds",), reason="--base always shows means over seeds"),
     FlagRule("--plot", needs=("--base",)),
     *(FlagRule(flag, needs=("--sys", "--base") if flag in OF_ROWS else ("--sys",)) for flag in SHARED),
-    *(rule for rule in score.SCORE_RULES if rule.flag in OF_SCORE),
+    *(rule for rule in score.SCORE_RULES if rule.flag in SHARED and rule.flag not in OTHER_RULES),
 )
 
 
@@ -55,10 +52,7 @@ class RowsConfig(Config):
         None, "also write an HTML page with the curves of all runs", metavar="FILE", access="write"
     )
     plot: Path | None = option(
-        None,
-        "draw the differences to the base row with their intervals: .svg, .png or .pdf",
-        metavar="FILE",
-        access="write",
+        None, "draw the differences to the base row, with intervals: .svg, .png, .pdf", metavar="FILE", access="write"
     )
 
 
@@ -66,12 +60,6 @@ class RowsConfig(Config):
 class CompareConfig(RowsConfig):
     """Settings of `nmtkit compare`, without the settings of the scores."""
 
-    report: Path | None = option(
-        None,
-        f"also write an HTML page with the curves of all runs; default with --sys: {PAGE}",
-        metavar="FILE",
-        access="write",
-    )
     mean_over_seeds: bool = option(False, "show one row for runs that differ only in the seed")
     base: str | None = option(
         None,
@@ -100,7 +88,7 @@ COMMON = {
 
 @click.command(cls=Command, common=COMMON)
 @click.argument("runs", type=PATH, nargs=-1, metavar="[RUN…]")
-def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple[Path, ...], **settings: Any) -> None:
+def command(runs: tuple[Path, ...], **settings: Any) -> None:
     """Compare training runs, or the translations of two systems.
 
     RUN is the folder of a run, which may still be training, or a folder of runs, such as the folder of a sweep. The
@@ -109,8 +97,9 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
     With --base, the table has the mean scores of each row over its seeds, and the differences to the row --base, with
     confidence intervals and p-values over sentences and seeds.
 
-    With --sys A --sys B, the page shows both translations of each sentence side by side and marks the differences. The
-    sentences are sorted by the difference of a score, by length, or by the number of wrong names and numbers.
+    With --sys A --sys B, the page (--report, by default comparison.html) shows both translations of each sentence side
+    by side and marks the differences. The sentences are sorted by the difference of a score, by length, or by the
+    number of wrong names and numbers.
 
     \b
     nmtkit compare runs/one runs/two
@@ -124,10 +113,10 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
     config: CompareConfig = from_flags(CompareConfig, settings)
     metrics = ScoreConfig(metric=METRICS_OF_ROWS if config.base else METRICS)
     scoring: ScoreConfig = from_flags(metrics, {name: settings[name] for name in settings if name != "format"})
-    facts = score.facts_of(references, scoring) | {f"--metric {MetricName.parse(name).name}" for name in scoring.metric}
+    facts = score.facts_of(scoring) | {f"--metric {MetricName.parse(name).name}" for name in scoring.metric}
     check_flags(COMPARE_RULES, given, given | facts)
-    if systems:
-        compare_systems(systems, references, scoring, config.report)
+    if scoring.sys:
+        compare_systems(scoring, config.report or PAGE)
         return
     if not runs:
         raise ValueError("give the folders of runs, or two systems with --sys A --sys B --ref FILE")
@@ -192,22 +181,19 @@ def show_differences(
         differences_output.write_figure(config.plot, compared)
 
 
-def compare_systems(
-    systems: tuple[Path, ...], references: tuple[Path, ...], config: ScoreConfig, report: Path | None
-) -> None:
-    """Prints the scores of two systems, and writes the page with all sentences."""
+def compare_systems(config: ScoreConfig, path: Path) -> None:
+    """Prints the scores of two systems, and writes the page with all sentences to `path`."""
     from nmtkit.scoring import side_by_side, significance
     from nmtkit.scoring.report import comparison_report
 
-    if len(systems) != 2:
-        raise ValueError(f"compare shows two systems side by side; --sys is given {len(systems)} times")
-    path = report or PAGE
-    check_outputs({"--report": path}, [*systems, *references, config.src])
-    if not (references or config.data or config.test_set):
+    if len(config.sys) != 2:
+        raise ValueError(f"compare shows two systems side by side; --sys is given {len(config.sys)} times")
+    check_outputs({"--report": path}, [*config.sys, *config.ref, config.src])
+    if not (config.ref or config.data or config.test_set):
         raise ValueError("compare --sys needs references; give --ref FILE, --data FOLDER or --test-set NAME")
-    texts, settings = score.read(references, systems, config)
+    texts, settings = score.read(config)
     if texts.directions:
-        score.check_one_direction(texts, config)
+        score.check_one_direction(texts)
     samples = config.samples or significance.SAMPLES[config.test]
     comparison = significance.compare(
         texts.systems, texts.references, config.metric, settings, test=config.test, samples=samples

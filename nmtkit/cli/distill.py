@@ -52,10 +52,8 @@ class DistillConfig(Config):
     top_k: int = option(8, "number of most probable pieces to store for each target token", min=1, max=10_000)
     subset: str = option("train", "subset of DATA", metavar="NAME")
     pairs_per_file: int = option(
-        100_000,
-        "pairs in each file; a repeated command continues after the last complete file",
-        min=1, max=100_000_000,
-    )  # fmt: skip
+        100_000, "pairs in each file; a repeated command continues after the last complete file", min=1, max=100_000_000
+    )
     max_tokens: int = option(4096, "maximum tokens of a batch", min=1, max=100_000_000)
     device: str = option("cpu", "cpu, cuda, cuda:1, …", metavar="NAME")
     threads: int | None = option(None, "CPU threads", min=1, max=1024)

@@ -113,7 +113,12 @@ def command(source: Path, destination: Path | None, plugins: tuple[str, ...], **
         push(config, config.push, source, destination)
     elif destination is not None:
         write(source, destination=destination, config=config)
-        tell_result(destination, config.format)
+        files = [path for path in (destination, *destination.rglob("*")) if path.is_file()]
+        tell(f"{destination}: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
+        if config.format == "checkpoint":
+            from nmtkit.data import checkpoint_file
+
+            show_next(usage(destination, checkpoint_file.read(destination, mmap=True)))
 
 
 command.params[:0] = flags(ExportConfig)
@@ -145,16 +150,6 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
     tell(f"uploaded {address}")
     if config.format in ("checkpoint", "safetensors", "huggingface"):
         show_next(command)
-
-
-def tell_result(written: Path, format: str) -> None:
-    """Prints the size of the exported files and, for a checkpoint, a command that uses the model."""
-    files = [path for path in (written, *written.rglob("*")) if path.is_file()]
-    tell(f"{written}: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
-    if format == "checkpoint":
-        from nmtkit.data import checkpoint_file
-
-        show_next(usage(written, checkpoint_file.read(written, mmap=True)))
 
 
 def usage(path: Path, contents: "Checkpoint") -> str:

@@ -93,9 +93,7 @@ def completed_path(incomplete: str, checkpoint: bool) -> list[CompletionItem]:
     files = [CompletionItem(incomplete, type="file")]  # the shell completes file names if there are no other items
     if not checkpoint:
         return files
-    folder, _, beginning = incomplete.rpartition("/")
-    base = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
-    found = sorted(base.glob(f"{glob.escape(beginning)}*"))
+    found = sorted(map(Path, glob.glob(f"{glob.escape(incomplete)}*", include_hidden=True)))
     runs = [path for path in found if path.suffix == ".pt" or checkpoint_of(path) != path]
     return [CompletionItem(str(path)) for path in runs] + files
 
@@ -121,23 +119,19 @@ def published_sets() -> Iterable[str]:
 
 
 def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:
-    long, required = flag_of(field), default is dataclasses.MISSING
-    short = [name for name in (field.metadata.get("flag") or "").split("/") if name and name != long]
+    metadata, long, required = field.metadata, flag_of(field), default is dataclasses.MISSING
+    short = [name for name in (metadata.get("flag") or "").split("/") if name and name != long]
     typed: dict[str, Any] = {}
-    access, checkpoint = field.metadata.get("access"), field.metadata.get("checkpoint", False)
     if hint is not bool:
-        typed = {"type": FieldType(hint, access, checkpoint), "metavar": field.metadata.get("metavar") or metavar(hint)}
-    if field.metadata.get("repeatable"):
-        typed |= {"type": FieldType(typing.get_args(hint)[0], access, checkpoint), "multiple": True}
+        repeatable = metadata.get("repeatable", False)
+        of_value = typing.get_args(hint)[0] if repeatable else hint
+        kind = FieldType(of_value, metadata.get("access"), metadata.get("checkpoint", False))
+        typed = {"type": kind, "metavar": metadata.get("metavar") or metavar(hint), "multiple": repeatable}
     if not required:
         typed["default"] = None  # a required flag gets no default: even None would count as a value
-    result = click.Option(
-        [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name],
-        help=field.metadata["help"]
-        + ("" if required or default in (None, (), "") else f"  [default: {_shown(default)}]"),
-        required=required,
-        **typed,
-    )
+    shown = "" if required or default in (None, (), "") else f"  [default: {_shown(default)}]"
+    names = [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name]
+    result = click.Option(names, help=metadata["help"] + shown, required=required, **typed)
     result.section = section  # type: ignore[attr-defined]  # heading on the help page, read by cli.help
     return result
 

@@ -9,15 +9,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.components import ComponentCommand
-from nmtkit.cli.flags import (
-    CHECKPOINT,
-    INPUT,
-    complete_with,
-    flags,
-    from_flags,
-    plugin_option,
-    published_sets,
-)
+from nmtkit.cli.flags import CHECKPOINT, INPUT, complete_with, flags, from_flags, plugin_option, published_sets
 from nmtkit.cli.generate_config import (
     GenerateConfig,
     GenerateJob,
@@ -27,13 +19,7 @@ from nmtkit.cli.generate_config import (
     facts_of,
     is_typed,
 )
-from nmtkit.cli.generate_run import (
-    check_lines,
-    generate,
-    open_document,
-    source_files,
-    warn_of_several_sentences,
-)
+from nmtkit.cli.generate_run import check_lines, generate, open_document, source_files, warn_of_several_sentences
 from nmtkit.config import check_no_collisions
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
@@ -50,29 +36,28 @@ if TYPE_CHECKING:
 class GenerateCommand(ComponentCommand):
     """The commands generate and serve. Their flags include the flags of the chosen --logits-processors."""
 
-    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
-        processors: list[click.Option] = []
-        if names := known.params["logits_processors"]:
-            load_plugins(known.params["plugins"])
-            for name, preset in processor_presets(names).items():
-                processors += flags(preset, f"Logits processor {name}")
-        return [*self.params, *processors]
+    def components(self, known: click.Context) -> dict[str, Any]:
+        names = known.params["logits_processors"]
+        if not names:
+            return {}
+        load_plugins(known.params["plugins"])
+        return {f"Logits processor {name}": preset for name, preset in processor_presets(names).items()}
 
     def registries(self) -> "list[Registry[LogitsProcessor]]":
-        return processor_registry()
+        return [processor_registry()]
 
 
-def processor_registry() -> "list[Registry[LogitsProcessor]]":
-    """Imports the logits processors of the package. Returns a list whose only element is their registry."""
+def processor_registry() -> "Registry[LogitsProcessor]":
+    """Imports the logits processors of the package and returns their registry."""
     with imports():
         from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
-    return [LOGITS_PROCESSORS]
+    return LOGITS_PROCESSORS
 
 
 def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and for a processor
     whose flag is also a flag of `nmtkit generate` or of another processor."""
-    (registry,) = processor_registry()
+    registry = processor_registry()
     presets = {name: registry[name].preset for name in names}
     parts = (GenerateConfig, ShardOptions, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
     defaults = {f"nmtkit generate ({part.__name__})": part() for part in parts}

@@ -27,9 +27,7 @@ class GenerateConfig(Config):
 
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
     test_set: tuple[str, ...] = option(
-        (),
-        "translate the source of published test sets of sacreBLEU, such as wmt14/full, instead of --input",
-        metavar="NAME,…",
+        (), "translate the source of sacreBLEU's test sets, such as wmt14/full, instead of --input", metavar="NAME,…"
     )
     language_pair: str | None = option(
         None,
@@ -39,14 +37,10 @@ class GenerateConfig(Config):
     )
     prefix: Path | None = option(None, "file with the beginning of the translation of each input line", access="read")
     constraints: Path | None = option(
-        None,
-        "file with a line for each input line: tab-separated texts that the translation must contain",
-        access="read",
+        None, "file with a line for each input line: tab-separated texts to put into the translation", access="read"
     )
     avoid: Path | None = option(
-        None,
-        "file with a line for each input line: tab-separated texts that the translation must not contain",
-        access="read",
+        None, "file with a line for each input line: tab-separated texts to avoid in the translation", access="read"
     )
     reference: Path | None = option(
         None, "file of translations for --score-reference; none: the references of DATA", access="read"
@@ -61,14 +55,10 @@ class GenerateConfig(Config):
         metavar="CODE",
     )
     pivot_path: Path | None = option(
-        None,
-        "checkpoint of the first step, into the language of --pivot; none: --path",
-        metavar="RUN|FILE",
-        checkpoint=True,
+        None, "checkpoint of the first step of --pivot; none: --path", metavar="RUN|FILE", checkpoint=True
     )
     format: Literal["text", "jsonl"] = option(
-        "text",
-        "text: a line for each input line; jsonl: a JSON object for each input line, with all --nbest translations",
+        "text", "text: a line for each input line; jsonl: a JSON object for each line, with all --nbest translations"
     )
     input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = option(
         None,
@@ -106,8 +96,7 @@ class GenerateConfig(Config):
     @property
     def line_files(self) -> dict[str, Path]:
         """The files with a line for each input line, by field of a request."""
-        files = {field: getattr(self, name) for name, field in LINE_FILES.items()}
-        return {field: path for field, path in files.items() if path is not None}
+        return {field: path for name, field in LINE_FILES.items() if (path := getattr(self, name)) is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,7 @@ class ImportConfig(Config):
     """Settings of `nmtkit import`."""
 
     line: str = option(
-        "Hello, world!",
-        "line to translate after the import; an empty line skips the translation",
-        flag="--try",
-        metavar="TEXT",
+        "Hello, world!", "line to translate after the import; empty: no translation", flag="--try", metavar="TEXT"
     )
     source_lang: str | None = option(None, "language of the line, for a multilingual model", metavar="CODE")
     target_lang: str | None = option(

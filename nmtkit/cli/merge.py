@@ -40,9 +40,8 @@ class MergeConfig(Config):
         None, "for shards of clean: write the page of clean --report", metavar="FILE.html", access="write"
     )
     plugin: tuple[str, ...] = option(
-        (), "for shards of clean: import the plug-in of a filter first; repeatable", metavar="FILE|MODULE",
-        repeatable=True,
-    )  # fmt: skip
+        (), "for shards of clean: import this plug-in of a filter; repeatable", metavar="FILE|MODULE", repeatable=True
+    )
 
 
 @click.command(cls=Command)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from nmtkit.cli.command import Command, is_quiet, print_line, show_next, stderr, tell
 from nmtkit.cli.flags import flags, from_flags, given_flags
 from nmtkit.config import check_flags
+from nmtkit.config.tables import right_aligned
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.demo import SHOWS_COMMANDS
 from nmtkit.experiments.recipes import train_command
@@ -68,7 +68,7 @@ command.params[:0] = flags(PreprocessConfig)
 
 
 def show(report: "DatasetReport", seconds: float) -> None:
-    """Prints the report on stderr: as tables in a terminal, otherwise as plain lines."""
+    """Prints the report on stderr."""
     splits = [
         (name, f"{split.pairs:,}", f"{split.tokens['source']:,}", f"{split.tokens['target']:,}")
         for name, split in report.splits.items()
@@ -105,15 +105,7 @@ def show_pair(report: "DatasetReport", sides: tuple[str, str]) -> None:
 
 
 def show_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    if not stderr.is_terminal:
-        widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-        for row in (head, *rows):
-            cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            print_line("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, title in enumerate(head):
-        table.add_column(title, justify="left" if column == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    stderr.print(table)
+    first, *lines = right_aligned([head, *rows])
+    print_line(first, "bold")
+    for line in lines:
+        print_line(line)

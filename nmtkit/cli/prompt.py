@@ -1,5 +1,6 @@
 """The prompt of `nmtkit generate` at a terminal: translates each line that is typed."""
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +28,11 @@ def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[T
 
 def typed_lines() -> Iterator[str]:
     """Yields the lines that the user types at a prompt. Reports and skips a line that is not UTF-8."""
-    number = 0
-    while True:
+    for number in itertools.count(1):
         stderr.print("> ", end="", style="bold")
         line = sys.stdin.buffer.readline()
         if not line:
             return
-        number += 1
         try:
             yield decode(line.rstrip(b"\r\n"), Path("standard input"), number)
         except ValueError as error:

@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,9 +64,8 @@ class RerankConfig(Config):
         "bleu", "metric that --tune optimises: a metric of nmtkit score, such as comet", metavar="NAME[=MODEL]"
     )
     trials: int = option(
-        300, "number of random combinations of the weights and the length penalty that --tune tries",
-        min=1, max=1_000_000,
-    )  # fmt: skip
+        300, "number of random combinations of weights and length penalty that --tune tries", min=1, max=1_000_000
+    )
     seed: int = option(1, "seed of --tune", min=0, max=2**63 - 1)
     source_lang: str | None = option(
         None, "language of the sources, for a multilingual backward model", flag="-s/--source-lang", metavar="CODE"
@@ -101,9 +99,9 @@ COMMON = {
 
 
 @click.command(cls=Command, common=COMMON)
-@click.argument("nbest", type=INPUT, required=False, metavar="[FILE]")
+@click.argument("path", type=INPUT, required=False, metavar="[FILE]")
 @plugin_option
-def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
+def command(path: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     """Choose the best translations of n-best lists by noisy-channel reranking. FILE is the output of generate.
 
     \b
@@ -119,30 +117,6 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     config: RerankConfig = from_flags(RerankConfig, flags)
     check_flags(RERANK_RULES, given_flags(), given_flags() | {f"--format {config.format}"})
     load_plugins(plugins)
-    rerank(nbest, config, plugins, given_flags())
-
-
-command.params += flags(RerankConfig)
-
-
-def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
-    """Parses items such as estimate=0.5. Raises ValueError for a repeated name, and for a weight that is not finite."""
-    weights: dict[str, float] = {}
-    for item in items:
-        name, _, text = item.partition("=")
-        try:
-            weight = float(text)
-        except ValueError:
-            weight = math.nan
-        if not name or not math.isfinite(weight):
-            raise ValueError(f"--feature {item!r} must be a field of the hypotheses and a weight, such as estimate=0.5")
-        if name in weights:
-            raise ValueError(f"--feature has two weights of {name}; give one of them")
-        weights[name] = weight
-    return weights
-
-
-def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
     from nmtkit.jobs import progress
     from nmtkit.scoring.metrics import MetricSettings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side
@@ -174,7 +148,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         add_estimates(lists, metric)
     known = known_features(lists, name)
     for flag, field in FIELDS.items():
-        if flag not in known and f"--weight-{flag}" in given:
+        if flag not in known and f"--weight-{flag}" in given_flags():
             raise ValueError(f"--weight-{flag} has no effect, because {name} has no {field}; give --{flag} FILE")
     features = feature_weights(config.feature)
     for number, nbest in enumerate(lists, 1):
@@ -209,3 +183,23 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         record = nbest.reranked(weights)
         as_json = config.format == "jsonl"
         echo(json.dumps(record, ensure_ascii=False) if as_json else record["hypotheses"][0]["text"])
+
+
+command.params += flags(RerankConfig)
+
+
+def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
+    """Parses items such as estimate=0.5. Raises ValueError for a repeated name, and for a weight that is not finite."""
+    weights: dict[str, float] = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not name or not math.isfinite(weight):
+            raise ValueError(f"--feature {item!r} must be a field of the hypotheses and a weight, such as estimate=0.5")
+        if name in weights:
+            raise ValueError(f"--feature has two weights of {name}; give one of them")
+        weights[name] = weight
+    return weights

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, standard_input
-from nmtkit.cli.flags import INPUT, complete_with, flags, from_flags, given_flags, published_sets
+from nmtkit.cli.flags import complete_with, flags, from_flags, given_flags, plugin_option, published_sets
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
@@ -52,9 +52,7 @@ SCORE_RULES = (
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
     FlagRule(
-        "--sentence-level",
-        excludes=("--confidence", "several --sys"),
-        reason="sentence scores have no intervals or tests",
+        "--sentence-level", excludes=("--confidence", "several --sys"), reason="sentences have no intervals or tests"
     ),
     FlagRule(
         "--by-length",
@@ -72,12 +70,25 @@ LOWEST = {"BLEU": 5.0, "chrF2": 25.0, "chrF2++": 25.0}  # translations with lowe
 class ScoreConfig(Config):
     """Settings of `nmtkit score`."""
 
+    ref: tuple[Path, ...] = option(
+        (),
+        "reference text, or a corpus .tsv, .tmx, .jsonl, .parquet or .zip, whose target side is taken; repeatable",
+        metavar="FILE",
+        repeatable=True,
+        access="read",
+    )
+    sys: tuple[Path, ...] = option(
+        (),
+        "translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "
+        "[default: standard input]",
+        metavar="FILE",
+        repeatable=True,
+        access="read",
+    )
     data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER", access="read")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
     test_set: tuple[str, ...] = option(
-        (),
-        "published test sets of sacreBLEU with the references, such as wmt14/full, instead of --ref",
-        metavar="NAME,…",
+        (), "sacreBLEU's test sets with the references, such as wmt14/full, instead of --ref", metavar="NAME,…"
     )
     language_pair: str | None = option(
         None, "languages of --test-set, such as en-de", flag="-l/--language-pair", metavar="PAIR"
@@ -98,9 +109,8 @@ class ScoreConfig(Config):
         access="read",
     )
     columns: tuple[str, ...] = option(
-        (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
-        metavar="SOURCE,TARGET",
-    )  # fmt: skip
+        (), "columns of .tsv, .jsonl and .parquet files: names, or numbers from 1", metavar="SOURCE,TARGET"
+    )
     path: Path | None = option(
         None,
         "checkpoint of a language model, or of a translation model with --src: print the perplexity of the texts "
@@ -149,10 +159,7 @@ class ScoreConfig(Config):
         "bootstrap", "significance test of several --sys: paired bootstrap or approximate randomization"
     )
     samples: int | None = option(
-        None,
-        "number of bootstrap resamples (default: 1000) or randomization trials (default: 10000)",
-        min=40,
-        max=1_000_000,
+        None, "bootstrap resamples (default: 1000) or randomization trials (default: 10000)", min=40, max=1_000_000
     )
     sentence_level: bool = option(False, "write one line of tab-separated scores for each sentence")
     by_length: Literal["source", "reference"] | None = option(
@@ -187,27 +194,8 @@ COMMON = {
 
 
 @click.command(cls=Command, common=COMMON)
-@click.option(
-    "--ref",
-    "references",
-    type=INPUT,
-    multiple=True,
-    metavar="FILE",
-    help="Reference text, or a corpus .tsv, .tmx, .jsonl, .parquet or .zip, whose target side is taken; repeatable.",
-)
-@click.option(
-    "--sys",
-    "systems",
-    type=INPUT,
-    multiple=True,
-    metavar="FILE",
-    help="Translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "
-    "[default: standard input]",
-)
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in of --path first; repeatable."
-)
-def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any) -> None:
+@plugin_option
+def command(plugins: tuple[str, ...], **flags: Any) -> None:
     """Score translations with sacreBLEU, COMET or MetricX, and test whether systems differ.
 
     \b
@@ -219,8 +207,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     nmtkit score --path lm.pt --sys text.de
     """
     config: ScoreConfig = from_flags(ScoreConfig, flags)
-    conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
-    conditions |= facts_of(references, config)
+    conditions = given_flags() | facts_of(config) | ({"several --sys"} if len(config.sys) > 1 else set())
     values = {f"--metric {MetricName.parse(name).name}" for name in config.metric} | {f"--format {config.format}"}
     values.add(f"--by-length {config.by_length}")
     if "bleu" in config.metric and config.tokenize == "auto":
@@ -228,39 +215,48 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     check_flags(SCORE_RULES, conditions, conditions | values)
     if config.path is not None:
         load_plugins(plugins)
-        score_likelihoods(config.path, systems, config)
+        score_likelihoods(config.path, config)
     else:
-        score(references, systems, config)
+        score(config)
 
 
-def facts_of(references: Sequence[Path], config: ScoreConfig) -> set[str]:
+def facts_of(config: ScoreConfig) -> set[str]:
     """Returns {CORPUS} if a reference or the source is a corpus, else an empty set, for `check_flags`."""
-    return {CORPUS for path in (*references, config.src) if path is not None and format_of(path) is not None}
+    return {CORPUS for path in (*config.ref, config.src) if path is not None and format_of(path) is not None}
 
 
-command.params += flags(ScoreConfig)
+command.params[:0] = flags(ScoreConfig)
 complete_with(command.params, "test_set", published_sets)
 
 
-def read(
-    references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig
-) -> tuple["ScoredTexts", "MetricSettings"]:
-    """Returns the texts to score, and the settings of the metrics."""
-    from nmtkit.scoring import metrics
-    from nmtkit.scoring.texts import read_texts
+def read(config: ScoreConfig) -> tuple["ScoredTexts", "MetricSettings"]:
+    """Returns the texts to score, and the settings of the metrics.
 
-    stream = None if systems else standard_input()
+    Raises ValueError for an unknown set of --test-set or an unknown language pair.
+    """
+    from nmtkit.scoring import metrics
+    from nmtkit.scoring.texts import PublishedSelection, read_texts
+
+    published = None
+    if config.test_set:
+        from nmtkit.data.fetch.sacrebleu_sets import check_sets
+
+        check_sets(config.test_set, config.language_pair, "--language-pair")
+        assert config.language_pair is not None
+        published = PublishedSelection(
+            names=config.test_set, pair=config.language_pair, origlang=config.origlang, subset=config.subset
+        )
     texts = read_texts(
-        reference_paths=references,
+        reference_paths=config.ref,
         data=config.data,
         subset=config.gen_subset,
-        system_paths=systems,
+        system_paths=config.sys,
         source=config.src,
-        stream=stream,
+        stream=None if config.sys else standard_input(),
         source_lang=config.source_lang,
         target_lang=config.target_lang,
         columns=as_columns(config.columns),
-        published=published_selection(config),
+        published=published,
         needs_references=bool(reference_metrics(config.metric)),
     )
     settings = metrics.MetricSettings(
@@ -274,49 +270,38 @@ def read(
     return texts, settings
 
 
-def published_selection(config: ScoreConfig) -> "PublishedSelection | None":
-    """Returns the lines of --test-set to score. Raises ValueError for an unknown set or pair."""
-    if not config.test_set:
-        return None
-    from nmtkit.data.fetch.sacrebleu_sets import check_sets
-    from nmtkit.scoring.texts import PublishedSelection
-
-    check_sets(config.test_set, config.language_pair, "--language-pair")
-    assert config.language_pair is not None
-    return PublishedSelection(
-        names=config.test_set, pair=config.language_pair, origlang=config.origlang, subset=config.subset
-    )
-
-
-def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig) -> None:
+def score(config: ScoreConfig) -> None:
     from nmtkit.scoring import metrics, report, significance
 
-    texts, settings = read(references, systems, config)
+    texts, settings = read(config)
     bootstrap = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
-    hypotheses = next(iter(texts.systems.values()))
+    name, hypotheses = next(iter(texts.systems.items()))
+    scores: list[tuple[str, Score]] = []  # of each system
     if texts.directions:
-        check_one_direction(texts, config)
+        check_one_direction(texts)
         results = report.direction_scores(texts, config.metric, settings, bootstrap)
-        show(report.directions_report(results, texts.untrained, config.width), config)
+        shown = report.directions_report(results, texts.untrained, config.width)
     elif config.sentence_level:
         table = metrics.sentence_scores(hypotheses, texts.references, config.metric, settings)
-        show(report.sentences_report(table, config.width), config, texts.published)
+        shown = report.sentences_report(table, config.width)
     elif len(texts.systems) > 1:
         samples = config.samples or significance.SAMPLES[config.test]
         comparison = significance.compare(
             texts.systems, texts.references, config.metric, settings,
             test=config.test, samples=samples, confidence=config.confidence,
         )  # fmt: skip
-        show(report.comparison_report(comparison, config.test, samples, config.width), config, texts.published)
-        warn_of_languages(texts, [(each.system, each.score) for each in comparison])
+        shown = report.comparison_report(comparison, config.test, samples, config.width)
+        scores = [(each.system, each.score) for each in comparison]
     elif config.by_length is not None:
         bands, total = report.length_scores(hypotheses, texts, config.by_length, config.metric, settings, bootstrap)
-        show(report.lengths_report(bands, total, config.by_length, config.width), config, texts.published)
-        warn_of_languages(texts, [(next(iter(texts.systems)), each) for each in total])
+        shown = report.lengths_report(bands, total, config.by_length, config.width)
+        scores = [(name, each) for each in total]
     else:
-        scores = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
-        show(report.scores_report(scores, config.width), config, texts.published)
-        warn_of_languages(texts, [(next(iter(texts.systems)), each) for each in scores])
+        total = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
+        shown = report.scores_report(total, config.width)
+        scores = [(name, each) for each in total]
+    show(shown, config, texts.published)
+    warn_of_languages(texts, scores)
 
 
 def warn_of_languages(texts: "ScoredTexts", scores: Sequence[tuple[str, "Score"]]) -> None:
@@ -331,23 +316,21 @@ def warn_of_languages(texts: "ScoredTexts", scores: Sequence[tuple[str, "Score"]
             )
 
 
-def check_one_direction(texts: "ScoredTexts", config: ScoreConfig) -> None:
-    """Raises ValueError for settings that do not work with the texts of several directions (language pairs)."""
-    unusable = {"several --sys": len(texts.systems) > 1, "--sentence-level": config.sentence_level}
-    unusable["--by-length"] = config.by_length is not None
-    unusable["--target-lang"] = config.target_lang is not None
-    for setting, is_set in unusable.items():
-        if is_set:
+def check_one_direction(texts: "ScoredTexts") -> None:
+    """Raises ValueError for given flags that do not work with the texts of several directions (language pairs)."""
+    given = given_flags() | ({"several --sys"} if len(texts.systems) > 1 else set())
+    for setting in ("several --sys", "--sentence-level", "--by-length", "--target-lang"):
+        if setting in given:
             raise ValueError(f"--data has many directions, but {setting} needs one direction; give --ref FILE")
 
 
-def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig) -> None:
-    """Prints the perplexity of each file of `systems`, or of standard input, under the model of a checkpoint."""
+def score_likelihoods(path: Path, config: ScoreConfig) -> None:
+    """Prints the perplexity of each file of --sys, or of standard input, under the model of a checkpoint."""
     from nmtkit.translation import likelihood
 
-    stream = None if systems else standard_input()
+    stream = None if config.sys else standard_input()
     languages = config.source_lang, config.target_lang
-    results = likelihood.text_likelihoods(path, systems, stream, config.src, as_columns(config.columns), languages)
+    results = likelihood.text_likelihoods(path, config.sys, stream, config.src, as_columns(config.columns), languages)
     if config.sentence_level:
         show(likelihood.sentences_report(next(iter(results.values())), config.width), config)
     else:

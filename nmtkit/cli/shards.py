@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from nmtkit.cli.command import print_line, program
+from nmtkit.cli.command import exit_stopped, program
 from nmtkit.jobs import progress
 from nmtkit.jobs.processes import restore_handlers
 from nmtkit.jobs.shard_options import ShardOptions, part_of
@@ -48,10 +48,7 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
                     finished += record["lines"]
                     progress.reach(finished)
     except KeyboardInterrupt as stop:
-        number = stop.args[0] if stop.args else signal.SIGINT
-        command = shlex.join([*program(), *sys.argv[1:]])
-        print_line(f"{number.name}. To continue: {command}")
-        sys.exit(128 + number)
+        exit_stopped(stop.args[0] if stop.args else signal.SIGINT)
     finally:
         plan.remove_temporary_files(unfinished)
     if missing := plan.unfinished():

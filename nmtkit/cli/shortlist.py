@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,12 +13,6 @@ from nmtkit.cli.command import Command, show_next, tell
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.files import check_outputs
-
-if TYPE_CHECKING:
-    from nmtkit.data.dataset.binarized import Split
-    from nmtkit.data.tokenizers.tokenizer import Tokenizer
-    from nmtkit.models.formats.lexical_shortlist import NumpyArray
-    from nmtkit.translation.search.shortlist import Shortlist
 
 DEFAULT = 100
 BINARY = ".bin"
@@ -32,10 +26,8 @@ class ShortlistConfig(Config):
     path: Path = option(..., "checkpoint that gets the shortlist", metavar="FILE", checkpoint=True)
     output: Path | None = option(None, "checkpoint to write; default: replace --path", metavar="FILE", access="write")
     entries: int | None = option(
-        None,
-        f"number of most probable target pieces to store for each source piece; default: {DEFAULT}",
-        min=1, max=100_000,
-    )  # fmt: skip
+        None, f"most probable target pieces to store for each source piece; default: {DEFAULT}", min=1, max=100_000
+    )
     frequent: int | None = option(
         None,
         f"number of most frequent target pieces, which are in the list of every sentence; default: {DEFAULT}",
@@ -120,7 +112,11 @@ def command(data: Path | None, **settings: Any) -> None:
         lexical = shortlist.learned_entries(train.source.gather(rows), train.target.gather(rows), tokenizer, number)
     if lexical.frequent is None:
         number = DEFAULT if config.frequent is None else config.frequent
-        lexical = dataclasses.replace(lexical, frequent=frequent_pieces(train, tokenizer, number))
+        first = len(shortlist.SPECIAL)  # a vocabulary has its pieces in order of frequency
+        frequent = np.arange(first, min(first + number, tokenizer.target_size))
+        if train is not None:
+            frequent = shortlist.most_frequent(train.target.gather(rows), number)
+        lexical = dataclasses.replace(lexical, frequent=frequent)
     elif config.entries is not None or config.frequent is not None:
         raise ValueError(f"{lexicon} is a binary file, whose lists are complete: leave out --entries and --frequent")
     if config.write_lexicon is not None:
@@ -134,35 +130,16 @@ def command(data: Path | None, **settings: Any) -> None:
         f"{len(lists.frequent):,} target pieces for all sentences"
     )
     if measured is not None:
-        show_coverage(lists, measured)
+        rows = np.arange(len(measured))
+        coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
+        tell(
+            f"{measured.name}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
+            f"{coverage.sentences:.1%} of the references; the list of a sentence has {coverage.size:,.0f} of "
+            f"{lists.target_size:,} pieces on average"
+        )
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
     generate = ["nmtkit", "generate", "--path", str(output or path), *tokenizer.language_flags(None, None), *plugins]
     show_next(f"{shlex.join(generate)} --shortlist < source.txt")
 
 
 command.params += flags(ShortlistConfig)
-
-
-def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) -> "NumpyArray":
-    """Returns the ids of the most frequent target pieces of the training pairs, or else of the vocabulary."""
-    import numpy as np
-
-    from nmtkit.translation.search import shortlist
-
-    if train is not None:
-        return shortlist.most_frequent(train.target.gather(np.arange(len(train))), number)
-    first = len(shortlist.SPECIAL)  # a vocabulary has its pieces in order of frequency
-    return np.arange(first, min(first + number, tokenizer.target_size))
-
-
-def show_coverage(lists: "Shortlist", measured: "Split") -> None:
-    """Prints the share of the reference pieces that the lists contain."""
-    import numpy as np
-
-    rows = np.arange(len(measured))
-    coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
-    tell(
-        f"{measured.name}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
-        f"{coverage.sentences:.1%} of the references; the list of a sentence has {coverage.size:,.0f} of "
-        f"{lists.target_size:,} pieces on average"
-    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nmtkit.experiments.sweep import Sweep, SweepRun
 
 from nmtkit.cli import generate
-from nmtkit.cli.command import PROGRAM, Command, as_started, echo, print_line, program
+from nmtkit.cli.command import PROGRAM, Command, as_started, echo, exit_stopped, print_line, program
 from nmtkit.cli.compare import METRICS_OF_ROWS, RowsConfig, show_differences, show_rows
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
@@ -46,9 +46,7 @@ class SweepConfig(RowsConfig):
         None, "size of the joint vocabulary for --costs; without this flag, the dataset is read", min=3, max=10_000_000
     )
     only: str | None = option(
-        None,
-        "train only the runs whose names match a pattern, such as 'base,*'; --dry-run lists the names",
-        metavar="PATTERN,…",
+        None, "train only runs whose names match, such as 'base,*'; --dry-run lists the names", metavar="PATTERN,…"
     )
     shard: str | None = option(None, "train part I of N of the runs, on one of N machines", metavar="I/N")
     optuna: bool = option(False, "use Optuna to choose the random settings and to end bad runs early")
@@ -99,13 +97,12 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
         check_translation(sweep, run)
     of_part = runs[part - 1 :: parts]
     if config.dry_run:
-        commands = {run.name: [sweep.command(run, train_flags), *sweep.translation_commands(run)] for run in of_part}
-        lines = [
-            line
-            for name, of_run in commands.items()
-            for line in (f"# {name}", *(as_started(shlex.join(words)) for words in of_run))
-        ]
-        echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
+        for line in study.described() if study else ():
+            echo(line)
+        for run in of_part:
+            echo(f"# {run.name}")
+            for words in (sweep.command(run, train_flags), *sweep.translation_commands(run)):
+                echo(as_started(shlex.join(words)))
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []
     os.environ[PROGRAM] = shlex.join(program())
@@ -114,9 +111,7 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     try:
         failed = study.run(trainer.train) if study else trainer.train_all(of_part)
     except SweepStoppedError as stopped:
-        arguments = shlex.join([*program(), *sys.argv[1:]])
-        print_line(f"{stopped.received.name}. To continue: {arguments}")
-        sys.exit(128 + stopped.received)
+        exit_stopped(stopped.received)
     for name, reason in failed.items():
         print_line(f"nmtkit: failed: {name}: {reason}")
     compared = study.runs() if study else every if sweep.compares_rows else runs

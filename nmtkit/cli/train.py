@@ -111,22 +111,20 @@ def sources(params: Mapping[str, Any]) -> tuple[Path | None, dict[str, str | Non
 class TrainCommand(ComponentCommand):
     """The train command. Its flags depend on the chosen components, which a config file can choose too."""
 
-    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
+    def components(self, known: click.Context) -> dict[str, Any]:
         with imports():
             from nmtkit.training.config import REGISTRIES, ConfigFile, kind_of
 
         file, chosen, plugins = sources(known.params)
         with known.scope(cleanup=False):
             components = ConfigFile(file).components(chosen, plugins, on_command_line(known.params))
+        kinds = {table: REGISTRIES[kind_of(table)].kind.capitalize() for table in components}
+        return {f"{kinds[table]} {component.name}": component.config for table, component in components.items()}
+
+    def with_components(self, known: click.Context) -> list[click.Parameter]:
+        params = super().with_components(known)
         names = described_name_flags()  # after the import of the plug-ins, which may have registered names
-        return [
-            *(names.get(parameter.name or "", parameter) for parameter in self.params),
-            *(
-                flag
-                for table, component in components.items()
-                for flag in flags(component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}")
-            ),
-        ]
+        return [names.get(parameter.name or "", parameter) for parameter in params]
 
     def registries(self) -> "Iterable[Registry[Any]]":
         from nmtkit.training.config import REGISTRIES
@@ -148,16 +146,13 @@ class TrainCommand(ComponentCommand):
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with more components.")
 @click.option("--dry-run", is_flag=True, help="Estimate memory and time of the run; do not train.")
 @click.option(
-    "--dry-run-updates",
-    type=click.IntRange(1, 1_000_000),
-    metavar="N",
-    help="With --dry-run, make and time N updates.",
+    "--dry-run-updates", type=click.IntRange(1, 1_000_000), metavar="N", help="With --dry-run, make and time N updates."
 )
 @click.option(
     "--vocab-size",
     type=click.IntRange(3, 10_000_000),
     metavar="N",
-    help="With --dry-run and without a dataset, size of the vocabulary.",
+    help="With --dry-run: vocabulary size without DATA.",
 )
 @click.pass_obj
 def command(

@@ -41,6 +41,11 @@ def is_letter(char: str) -> bool:
     return unicodedata.category(char)[0] in "LMN"
 
 
+def is_spaced_letter(char: str) -> bool:
+    """Returns whether `char` is a letter of a script with spaces between words. An empty text is not a letter."""
+    return char != "" and is_letter(char) and not UNSPACED.match(char)
+
+
 def is_joined(text: str, index: int) -> bool:
     """Returns whether the characters before and at `index` belong to the same word."""
     pair = text[index - 1 : index + 1] if index else ""
@@ -48,7 +53,7 @@ def is_joined(text: str, index: int) -> bool:
         return False
     if pair[1] in _EMOJI_MODIFIERS or ZERO_WIDTH_JOINER in pair:
         return True
-    return all(is_letter(char) and not UNSPACED.match(char) for char in pair)
+    return all(map(is_spaced_letter, pair))
 
 
 def words(text: str) -> list[Span]:
@@ -67,9 +72,9 @@ def words(text: str) -> list[Span]:
         attached = category[0] == "M" or (category == "Cf" and char != ZERO_WIDTH_SPACE) or char in _EMOJI_MODIFIERS
         if last and (attached or text[index - 1] == ZERO_WIDTH_JOINER):
             last = last if category == "Cf" else char
-        elif last and char in JOINERS and _joins(text, index, last):
+        elif char in JOINERS and is_spaced_letter(last) and is_spaced_letter(text[index + 1 : index + 2]):
             pass  # the joiner and the next letter belong to the current word
-        elif last and is_letter(char) and is_letter(last) and not (UNSPACED.match(char) or UNSPACED.match(last)):
+        elif is_spaced_letter(char) and is_spaced_letter(last):
             last = char
         else:
             spans.append((index, index + 1))
@@ -99,12 +104,6 @@ def has_letter(text: str) -> bool:
     return any(map(is_letter, text))
 
 
-def _joins(text: str, index: int, before: str) -> bool:
-    """Returns whether the joiner at `index` stands between letters of scripts with spaces."""
-    after = text[index + 1 : index + 2]
-    return after != "" and all(is_letter(char) and not UNSPACED.match(char) for char in (before, after))
-
-
 def word_links(
     source: str, target: str, source_pieces: Sequence[Span], target_pieces: Sequence[Span],
     weights: Sequence[Sequence[float]],
@@ -130,18 +129,10 @@ def word_links(
     return links
 
 
-def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
-    """Returns a list for each piece: the indices of the sorted `spans` that the piece overlaps."""
-    ends = [end for _, end in spans]
-    overlaps = []
-    for start, end in pieces:
-        index = bisect_right(ends, start)
-        indices = []
-        while index < len(spans) and spans[index][0] < end:
-            indices.append(index)
-            index += 1
-        overlaps.append(indices)
-    return overlaps
+def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[range]:
+    """Returns, for each piece, the indices of the spans that the piece overlaps. The spans are sorted and disjoint."""
+    starts, ends = [start for start, _ in spans], [end for _, end in spans]
+    return [range(bisect_right(ends, start), bisect_left(starts, end)) for start, end in pieces]
 
 
 class PositionMap:
@@ -161,7 +152,7 @@ class PositionMap:
         lettered = [span for span in target_units if has_letter(target[slice(*span)])]
         self.first_letter = source_units[0][0] if source_units else len(source)
         self.last_letter = source_units[-1][1] - 1 if source_units else -1
-        self.content_end = len(source.rstrip())
+        self.content_start, self.content_end = len(source) - len(source.lstrip()), len(source.rstrip())
         self.ends_in_letter = self.last_letter == self.content_end - 1
         self.start = lettered[0][0] if lettered else 0
         self.end = lettered[-1][1] if lettered else len(target)
@@ -197,12 +188,10 @@ class PositionMap:
             if self.source[first:last] == self.target[start:end]:
                 return start + position - first
         index = bisect_left(self.linked_indices, before)
-        left = self.linked_indices[index - 1] if index else None
-        right = self.linked_indices[index] if index < len(self.linked_indices) else None
-        if left is not None and (right is None or before - 1 - left < right - before + 0.5):
-            return self.linked[left][1]
-        if right is not None:
-            return self.linked[right][0]
+        neighbours = self.linked_indices[max(0, index - 1) : index + 1]
+        if neighbours:
+            unit = min(neighbours, key=lambda unit: unit - before + 0.5 if unit >= before else before - 1 - unit)
+            return self.linked[unit][0] if unit >= before else self.linked[unit][1]
         proportional = position / max(1, len(self.source)) * len(self.target)
         index = bisect_left(self.target_ends, proportional)
         near = self.target_ends[max(0, index - 1) : index + 1]

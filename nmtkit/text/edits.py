@@ -11,6 +11,9 @@ CLOSING = ".,;:!?…\"'-/"  # punctuation that has no space before it
 OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation that has no space after it
 
 
+Replacement = tuple[int, int, str]  # start and end of a part of a text, and its new text
+
+
 class Edit(NamedTuple):
     """A part of a translation, its new text, and the source span of this text. The span is None to remove the part."""
 
@@ -97,6 +100,20 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
         cursor = edit.end
     add_until(len(target))
     return "".join(parts), moved
+
+
+def spliced(text: str, edits: Sequence[Replacement], start: int = 0, end: int | None = None) -> str:
+    """Returns the text from `start` to `end` with the edits of this range. The edits are sorted and disjoint."""
+    end = len(text) if end is None else end
+    parts, cursor = [], start
+    for index in range(bisect_left(edits, (start, start, "")), len(edits)):
+        first, last, new = edits[index]
+        if last > end:
+            break
+        assert cursor <= first <= last
+        parts += [text[cursor:first], new]
+        cursor = last
+    return "".join([*parts, text[cursor:end]])
 
 
 def _needs_space(char: str, close: str) -> bool:

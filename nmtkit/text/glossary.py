@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-from nmtkit.text.alignment import UNSPACED, Span, has_letter, is_joined, is_letter
+from nmtkit.text.alignment import UNSPACED, Span, has_letter, is_joined, is_letter, is_spaced_letter
 from nmtkit.text.normalization import normalized
 from nmtkit.text.sentences import SENTENCE_ENDS
 
@@ -103,14 +103,11 @@ def segments(text: str) -> list[Span]:
     A segment is a run of letters, a run of white space, or any other single character. In scripts without spaces, each
     character is a segment.
     """
+    kinds = {char: 1 if char.isspace() else 2 if is_spaced_letter(char) else 0 for char in set(text)}
     spans: list[Span] = []
-    kinds: dict[str, int] = {}
     last = 0
     for index, char in enumerate(text):
-        kind = kinds.get(char)
-        if kind is None:
-            kind = 1 if char.isspace() else 2 if is_letter(char) and not UNSPACED.match(char) else 0
-            kinds[char] = kind
+        kind = kinds[char]
         if kind and kind == last:
             spans[-1] = (spans[-1][0], index + 1)
         else:
@@ -138,8 +135,7 @@ def is_within_word(term: str, before: str, after: str) -> bool:
 
     `before` and `after` are the characters next to the term, or empty. A term of signs alone is always a word.
     """
-    attached = is_attached(before, term[0]) or is_attached(after, term[-1])
-    return attached and has_letter(term)
+    return has_letter(term) and (is_attached(before, term[0]) or is_attached(after, term[-1]))
 
 
 def is_attached(letter: str, sign: str) -> bool:

@@ -146,24 +146,24 @@ class FastTextIdentifier:
             raise FileNotFoundError(f"--lid-model {path}: no such file")
         self._path = path.absolute()
         self._model: Any = fasttext.load_model(str(path))
-        self.languages: list[str] = []
-        self._columns: dict[str, int] = {}
+        self._columns: dict[str, int] = {}  # language -> column
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns the state without the model, which cannot be pickled."""
-        return FastTextIdentifier, (self._path,), {"languages": self.languages, "_columns": self._columns}
+        return FastTextIdentifier, (self._path,), {"_columns": self._columns}
+
+    @property
+    def languages(self) -> list[str]:
+        return list(self._columns)
 
     def probabilities(self, lines: Sequence[str]) -> Probabilities:
         predictions = []  # index of the line, column of the language, probability
         for row, line in enumerate(lines):
             labels, values = self._model.predict(line.replace("\n", " "), 5)
             for label, value in zip(labels, values, strict=True):
-                code = label.removeprefix("__label__")
-                if code not in self._columns:
-                    self._columns[code] = len(self.languages)
-                    self.languages.append(code)
-                predictions.append((row, self._columns[code], value))
-        result = np.zeros((len(lines), len(self.languages)), np.float32)
+                column = self._columns.setdefault(label.removeprefix("__label__"), len(self._columns))
+                predictions.append((row, column, value))
+        result = np.zeros((len(lines), len(self._columns)), np.float32)
         for row, column, value in predictions:
             result[row, column] = min(value, 1)
         return result

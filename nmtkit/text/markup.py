@@ -29,11 +29,14 @@ _LONG_REFERENCE = re.compile(r"&#(?=[0-9]{8})0*+([0-9]*+)")
 # outside the element, or to no source word.
 _INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25
 
-Role = Literal["opening", "closing", "alone"]
+Role = Literal["opening", "closing", "alone", "text"]
 
 
 class Tag(NamedTuple):
-    """A tag, comment, declaration or template code of a line. `name` is the name of the element in small letters."""
+    """A tag, comment, declaration or template code of a text, or the text between two of these.
+
+    `name` is the name of the element in small letters.
+    """
 
     role: Role
     start: int
@@ -46,11 +49,9 @@ def unescape_entities(text: str) -> str:
 
     A number that is not a character becomes U+FFFD. `html.unescape` raises ValueError for more than 4,300 digits.
     """
-    return html.unescape(_LONG_REFERENCE.sub(_short_reference, text))
-
-
-def _short_reference(match: re.Match[str]) -> str:
-    return f"&#{match[1] or 0}" if len(match[1]) < 8 else "&#99999999"
+    return html.unescape(
+        _LONG_REFERENCE.sub(lambda match: f"&#{match[1] or 0}" if len(match[1]) < 8 else "&#99999999", text)
+    )
 
 
 def tags(line: str) -> Iterator[Tag]:
@@ -95,7 +96,7 @@ def _placeholders(line: str) -> set[int]:
 
 
 def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """Maps the index of each opening tag to the index of its closing tag, if it has one. Pairs are properly nested.
+    """Maps the index of each tag that has a partner to the index of its partner. Pairs are properly nested.
 
     A closing tag closes the last open element of the same name. If elements inside this element are still open, their
     tags get no partner.
@@ -114,7 +115,7 @@ def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
                 names[other] -= 1
                 if other == name:
                     break
-            pairs[opening] = index
+            pairs[opening], pairs[index] = index, opening
     return pairs
 
 
@@ -156,18 +157,10 @@ class Marked:
 
     def _in_order(self, target: str, links: Sequence[Link]) -> str:
         positions = PositionMap(self.text, target, links)
-        content_start = len(self.text) - len(self.text.lstrip())
         parts = []
         cursor = 0
         for position, tag in self.tags:
-            if position <= content_start:
-                end = cursor
-            elif position >= positions.content_end:
-                end = len(target)
-            else:
-                end = max(cursor, positions.target_position(position))
-                if not tag.startswith("</"):
-                    end = _before_word(self.text, position, target, end)
+            end = _tag_position(positions, position, cursor, closing=tag.startswith("</"))
             parts += [html.escape(target[cursor:end], quote=False), tag]
             cursor = end
         return "".join([*parts, html.escape(target[cursor:], quote=False)])
@@ -177,7 +170,6 @@ def marked(line: str) -> Marked:
     """Separates the text of a line from its markup. A tag without a partner becomes an element without content."""
     line_tags = list(tags(line))
     pairs = partners([(tag.role, tag.name) for tag in line_tags])
-    closing = {end: start for start, end in pairs.items()}
     parts: list[str] = []
     length = cursor = 0
     root = Element("", 0, 0)
@@ -190,7 +182,7 @@ def marked(line: str) -> Marked:
         cursor = tag.end
         raw = line[tag.start : tag.end]
         positions.append((length, raw))
-        if index in closing:
+        if pairs.get(index, index) < index:
             element = open_elements.pop()
             element.end, element.closing = length, raw
             continue
@@ -201,12 +193,20 @@ def marked(line: str) -> Marked:
     return Marked(line, "".join([*parts, unescape_entities(line[cursor:])]), root.children, positions)
 
 
-def _before_word(source: str, source_position: int, target: str, position: int) -> int:
-    """Returns `position`, or the end of the white space there if a source word begins at `source_position`."""
-    if source[source_position : source_position + 1].strip():
-        while target[position : position + 1].isspace():
-            position += 1
-    return position
+def _tag_position(positions: PositionMap, position: int, least: int = 0, closing: bool = False) -> int:
+    """Returns the position in the translation, at least `least`, of a tag at `position` of the source.
+
+    No white space follows a tag that stands directly before a source word, except a closing tag.
+    """
+    if position <= positions.content_start:
+        return least
+    if position >= positions.content_end:
+        return len(positions.target)
+    result = max(least, positions.target_position(position))
+    if not closing and positions.source[position].strip():
+        while positions.target[result : result + 1].isspace():
+            result += 1
+    return result
 
 
 class _Placement:
@@ -294,13 +294,7 @@ class _Placement:
 
     def position(self, element: Element, characters: Span, taken: Sequence[Span]) -> int:
         """Returns the position of an element without words, between the words of its parent."""
-        position = self.positions.target_position(element.start)
-        if not self.source[: element.start].strip():
-            position = 0
-        elif not self.source[element.start :].strip():
-            position = len(self.target)
-        else:
-            position = _before_word(self.source, element.start, self.target, position)
+        position = _tag_position(self.positions, element.start)
         for first, last in taken:
             if self.words[first][0] < position < self.words[last - 1][1]:
                 position = self.words[last - 1][1]

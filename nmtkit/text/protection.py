@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 from unicodedata import category
 
-from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_letter, units, words
+from nmtkit.text.alignment import Link, PositionMap, Span, is_letter, is_spaced_letter, units, words
 from nmtkit.text.edits import CLOSING, Edit, Parts, edited
 from nmtkit.text.patterns import MEASURES, PATTERNS, Edges, is_message, numbers, occurrences, strings_of, values
 
@@ -127,7 +127,7 @@ def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends:
 
 
 def _is_attached(char: str) -> bool:
-    return char in "-_/'’+#&=" or (is_letter(char) and not UNSPACED.match(char))
+    return char in "-_/'’+#&=" or is_spaced_letter(char)
 
 
 @dataclass(frozen=True)
@@ -226,10 +226,15 @@ class _Restoration:
         exact = [span for span in self.protected.spans if not span.measure]
         measures = [span for span in self.protected.spans if span.measure]
         strings = {**strings_of(self.source, exact), **self.protected.exact}
-        exact = self._matched(exact, occurrences(self.target, strings), remove_surplus=True)
-        exact = self._matched_in_another_case(exact)
-        same = occurrences(self.target, strings_of(self.source, measures))
-        measures = self._matched_by_value(self._matched(measures, same, remove_surplus=False))
+        exact = self._matched(exact, self.source, self.target, strings, remove_surplus=True)
+        lower, target = self.source.lower(), self.target.lower()
+        if len(lower) == len(self.source) and len(target) == len(self.target):
+            # a placeholder may have a different case, such as {NAME} for {name}
+            named = [span for span in exact if _SYMBOLS.match(self.source[span.start : span.end])]
+            missing = self._matched(named, lower, target, strings_of(lower, named))
+            exact = [*set(exact).difference(named), *missing]
+        measures = self._matched(measures, self.source, self.target, strings_of(self.source, measures))
+        measures = self._matched_by_value(measures)
         positions: PositionMap | None = None
         ends = {edit.span[1]: edit.end for edit in self.collected if edit.span is not None}
         for span in sorted([*exact, *measures]):
@@ -251,38 +256,25 @@ class _Restoration:
         self.edited.add(start, end)
 
     def _matched(
-        self, spans: Sequence[ProtectedSpan], matches: Sequence[Span], remove_surplus: bool
+        self, spans: Sequence[ProtectedSpan], source: str, target: str, strings: Mapping[str, Edges],
+        remove_surplus: bool = False,
     ) -> list[ProtectedSpan]:  # fmt: skip
-        """Matches spans with equal strings of the translation, in order. Returns the spans without a match."""
+        """Matches spans with equal `strings` of the translation, in order. Returns the spans without a match.
+
+        `source` and `target` are the texts to compare, which may be in small letters.
+        """
         waiting: dict[str, deque[ProtectedSpan]] = defaultdict(deque)
         for span in spans:
-            waiting[self.source[span.start : span.end]].append(span)
-        for start, end in matches:
+            waiting[source[span.start : span.end]].append(span)
+        for start, end in occurrences(target, strings):
             if self.edited.meet(start, end):
                 continue
-            string = self.target[start:end]
-            if waiting[string]:
-                self._add(start, end, string, waiting[string].popleft())
+            if same := waiting[target[start:end]]:
+                span = same.popleft()
+                self._add(start, end, self.source[span.start : span.end], span)
             elif remove_surplus:
                 self._add(start, end, "", None)
         return [span for each in waiting.values() for span in each]
-
-    def _matched_in_another_case(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
-        """Matches placeholders in a different case, such as {NAME} for {name}. Returns the spans without a match."""
-        named = [span for span in spans if _SYMBOLS.match(self.source[span.start : span.end])]
-        lower, target = self.source.lower(), self.target.lower()
-        if not named or len(lower) != len(self.source) or len(target) != len(self.target):
-            return list(spans)
-        waiting: dict[str, deque[ProtectedSpan]] = defaultdict(deque)
-        for span in named:
-            waiting[lower[span.start : span.end]].append(span)
-        matched = set()
-        for start, end in occurrences(target, strings_of(lower, named)):
-            if waiting[target[start:end]] and not self.edited.meet(start, end):
-                span = waiting[target[start:end]].popleft()
-                self._add(start, end, self.source[span.start : span.end], span)
-                matched.add(span)
-        return [span for span in spans if span not in matched]
 
     def _matched_by_value(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
         """Matches measures with numbers that have the same value. Returns the measures without a match."""
@@ -327,12 +319,8 @@ class _Restoration:
             return []
         index = bisect_right(self.link_starts, start)
         index = bisect_left(self.link_starts, self.link_starts[index - 1]) if index else 0
-        links = []
-        while index < len(self.links) and self.links[index].source_start < end:
-            if start < self.links[index].source_end:
-                links.append(self.links[index])
-            index += 1
-        return sorted(links, key=lambda link: link.target_start)
+        links = self.links[index : bisect_left(self.link_starts, end)]
+        return sorted((link for link in links if start < link.source_end), key=lambda link: link.target_start)
 
     def _attending_words(self, span: ProtectedSpan) -> Span | None:
         """Returns the part of the translation that a span replaces: the longest run of words attending to the span."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from nmtkit.text.edits import spliced
 from nmtkit.text.patterns import MESSAGE
 
 MAX_MESSAGE = 10_000  # maximum number of characters of a message of ICU
@@ -141,8 +142,4 @@ def _partners(text: str) -> dict[int, int]:
 
 def masked(text: str, spans: Sequence[TemplateCode]) -> str:
     """Returns a text of the same length in which letters replace code, so that code cannot be mistaken for markup."""
-    parts, cursor = [], 0
-    for start, end, _ in spans:
-        parts += [text[cursor:start], "x" * (end - start)]
-        cursor = end
-    return "".join([*parts, text[cursor:]])
+    return spliced(text, [(start, end, "x" * (end - start)) for start, end, _ in spans])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from nmtkit.text.alignment import UNSPACED, Link, Span, words
-from nmtkit.text.edits import Parts
+from nmtkit.text.edits import Parts, spliced
 
 IDEOGRAPHIC_SPACE = "\u3000"
 
@@ -27,14 +27,22 @@ def with_source_spaces(
     if not target.strip() or not spaces.search(source):
         return target, list(links)
     start, end = len(source) - len(source.lstrip()), len(source.rstrip())
-    edges = [text if spaces.search(text) else None for text in (source[:start], source[end:])]
-    new: dict[Span, str] = {}
-    if edges[0] is not None:
-        new[0, len(target) - len(target.lstrip())] = edges[0]
-    if edges[1] is not None:
-        new[len(target.rstrip()), len(target)] = edges[1]
+    edges = {
+        (0, len(target) - len(target.lstrip())): source[:start],
+        (len(target.rstrip()), len(target)): source[end:],
+    }
+    new = {span: text for span, text in edges.items() if spaces.search(text)}
     new |= _inner_spaces(source, target, links, spaces)
-    return _replaced(target, new, links)
+    widths = [1] * len(target)  # number of characters of the result for each character
+    before = 0  # number of characters that are inserted before the text
+    for (start, end), space in new.items():
+        if start == end == 0:
+            before = len(space)
+        elif start < end:
+            widths[start:end] = [len(space)] + [0] * (end - start - 1)
+    positions = [before, *(before + position for position in accumulate(widths))]
+    moved = [link.with_target(positions[link.target_start], positions[link.target_end]) for link in links]
+    return spliced(target, sorted((*span, space) for span, space in new.items())), moved
 
 
 def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pattern[str]) -> dict[Span, str]:
@@ -63,19 +71,3 @@ def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pa
 def _is_unspaced(text: str, start: int, end: int) -> bool:
     """Returns whether a character of a script without spaces is next to the white space from `start` to `end`."""
     return any(map(UNSPACED.match, (text[start - 1], text[end])))
-
-
-def _replaced(text: str, new: dict[Span, str], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns the text with new texts at some spans of white space, and the links moved to their new positions."""
-    parts, cursor, widths = [], 0, [1] * len(text)
-    before = 0  # number of characters that are inserted before the text
-    for (start, end), space in sorted(new.items()):
-        parts += [text[cursor:start], space]
-        cursor = end
-        if start == end == 0:
-            before = len(space)
-        elif start < end:
-            widths[start:end] = [len(space)] + [0] * (end - start - 1)
-    positions = [before, *(before + position for position in accumulate(widths))]
-    moved = [link.with_target(positions[link.target_start], positions[link.target_end]) for link in links]
-    return "".join([*parts, text[cursor:]]), moved

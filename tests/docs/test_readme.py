@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from nmtkit.cleaning.filters import FILTERS
 from nmtkit.cli import main
-from nmtkit.cli.clean import filter_registry
 from nmtkit.training.config import REGISTRIES
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 
@@ -85,7 +85,7 @@ def known_flags() -> set[str]:
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
     pages = [CliRunner().invoke(main, [name, "--help"]).stdout for name in main.list_commands(context)]
     flags |= {flag for page in pages for flag in re.findall(r"--[a-z-]+", page)}
-    for registry in (*REGISTRIES.values(), *filter_registry(), LOGITS_PROCESSORS):
+    for registry in (*REGISTRIES.values(), FILTERS, LOGITS_PROCESSORS):
         for entry in registry.entries.values():
             flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
     for plugin in (ROOT / "examples/plugin").glob("*.py"):

@@ -1,8 +1,8 @@
 """Finds the encoding of a file from its byte order mark or declaration. Translated files keep the encoding."""
 
 import codecs
+import contextlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARKS = (
@@ -25,6 +25,7 @@ _WEB = {
     "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
     "utf-16-le": "utf-8", "utf-16-be": "utf-8", "cp950": "big5hkscs",
 }  # fmt: skip
+_UNDEFINED = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")  # bytes that Latin-1 defines, but Windows-1252 does not
 # Labels of the WHATWG encoding standard that Python does not know.
 _LABELS = {
     "windows-874": "cp874", "dos-874": "cp874", "x-sjis": "cp932", "windows-31j": "cp932", "ms_kanji": "cp932",
@@ -56,11 +57,10 @@ class Encoding:
 
 def codec_of(name: str) -> str:
     """Returns Python's name of an encoding. Raises ValueError for an unknown encoding."""
-    try:
-        known = len(name) <= 40  # Python caches every unknown name, so long names are not looked up
-        codec = codecs.lookup(_LABELS.get(name.lower(), name)).name if known else ""
-    except (LookupError, ValueError):
-        codec = ""
+    codec = ""
+    with contextlib.suppress(LookupError, ValueError):
+        if len(name) <= 40:  # Python caches every unknown name, so long names are not looked up
+            codec = codecs.lookup(_LABELS.get(name.lower(), name)).name
     if not _KNOWN.fullmatch(codec):
         raise ValueError(f"the file declares the encoding {name[:40]!r}, which is unknown; convert the file to UTF-8")
     return codec
@@ -77,26 +77,18 @@ def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple
     if not codec:
         codec = codec_of(declared) if declared else "utf-8"
         codec = _WEB.get(codec, codec) if web else codec
-    codecs_to_try = [codec]
-    if web and not mark and (not declared or codec == "cp1252"):
-        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 also decodes the bytes that Windows-1252 leaves undefined
     body = data[len(mark) :]
-    text, codec = _first_that_decodes(body, codecs_to_try)
-    if text.encode(codec) != body:
-        raise ValueError(f"the file would change when it is read and written as {codec.upper()}; convert it to UTF-8")
-    return text, Encoding(codec, mark)
-
-
-def _first_that_decodes(data: bytes, names: Sequence[str]) -> tuple[str, str]:
-    for index, codec in enumerate(names, 1):
-        try:
-            return data.decode(codec), codec
-        except UnicodeDecodeError as error:
-            if index < len(names):
-                continue
-            line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
+    try:
+        text = body.decode(codec)
+    except UnicodeDecodeError as error:
+        if not web or mark or (declared and codec != "cp1252"):
+            line, byte = body.count(b"\n", 0, error.start) + 1, body[error.start]
             raise ValueError(
                 f"line {line}: byte 0x{byte:02x} is not {codec.upper()}; declare the encoding of the file, or convert "
                 "the file with iconv -f ENCODING -t UTF-8, where ENCODING is for example WINDOWS-1252 or SHIFT_JIS"
             ) from None
-    raise AssertionError("no codec to try")
+        codec = "latin-1" if _UNDEFINED.search(body) else "cp1252"
+        text = body.decode(codec)
+    if text.encode(codec) != body:
+        raise ValueError(f"the file would change when it is read and written as {codec.upper()}; convert it to UTF-8")
+    return text, Encoding(codec, mark)

@@ -14,15 +14,17 @@ the msgstr of untranslated entries and flags them as fuzzy; no other line change
 import html
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from nmtkit.text.documents.encoding import Encoding
-from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
-from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, line_of, line_spans, newline_of
-from nmtkit.text.documents.lines import continues, sentence_ranges, words_of, wrapped
+from nmtkit.text.documents.inline import Inline, Piece, is_markup, split_markup, translatable
+from nmtkit.text.documents.interface import Document, ReadOptions, line_of, line_spans, newline_of
+from nmtkit.text.documents.lines import TextPart, continues, edits_of, sentence_ranges
 from nmtkit.text.documents.placeholders import in_order, placeholders
 from nmtkit.text.documents.plural_forms import Plurals, plural_rule
+from nmtkit.text.edits import Replacement, spliced
 from nmtkit.text.markup import unescape_entities
 from nmtkit.text.patterns import is_message
 
@@ -77,13 +79,12 @@ class CatalogueEntry:
 def unescaped(text: str, codec: str = "utf-8") -> str:
     """Returns a string without escapes. Octal and hexadecimal escapes are bytes of the file's encoding."""
 
-    def decoded(escapes: str) -> str:
-        values = [int(octal, 8) & 0xFF if octal else int(hexadecimal, 16) for octal, hexadecimal in
-                  _BYTE.findall(escapes)]  # fmt: skip
-        return bytes(values).decode("utf-8" if codec.startswith("utf") else codec, errors="replace")
-
     def replace(match: re.Match[str]) -> str:
-        return _ESCAPES.get(match[2], match[2]) if match[1] is None else decoded(match[1])
+        if match[1] is None:
+            return _ESCAPES.get(match[2], match[2])
+        escapes = _BYTE.findall(match[1])
+        values = [int(octal, 8) & 0xFF if octal else int(hexadecimal, 16) for octal, hexadecimal in escapes]
+        return bytes(values).decode("utf-8" if codec.startswith("utf") else codec, errors="replace")
 
     return _ESCAPE.sub(replace, text)
 
@@ -150,58 +151,31 @@ def checked(entry: CatalogueEntry, text: str) -> CatalogueEntry:
     return entry
 
 
-@dataclass(frozen=True)
-class MessagePart:
-    """Lines of a text that are translated together. `line` is the index of the first line."""
-
-    line: int
-    source: list[str]
-    before: str  # text of `source` before the translated text
-    after: str  # text of `source` after the translated text
-    width: int  # maximum number of columns of a wrapped line
-    inline: Inline
-    write: Callable[[str], str]
-
-    def written(self, translation: str) -> list[str]:
-        """Returns the lines of the translation."""
-        text = self.inline.written(translation, self.write)
-        if text is None:
-            return self.source
-        count = len(self.source) - self.before.count("\n") - self.after.count("\n")
-        if count > 1:
-            text = "\n".join(wrapped(words_of(self.inline.parts(translation), self.write), count, self.width))
-        return (self.before + text + self.after).split("\n")
-
-
-def parts_of(text: str) -> Iterator[MessagePart]:
+def parts_of(text: str) -> Iterator[TextPart]:
     """Yields the parts of a text that are translated.
 
     A message of ICU with branches, such as {n, plural, one {# file} other {# files}}, is one part, tags included.
     """
+    lines = text.split("\n")
     if is_message(text):
-        lines = text.split("\n")
-        yield MessagePart(0, lines, "", "", max(map(len, lines)), Inline([Piece("text", text, text)]), str)
+        yield TextPart(0, len(text), Inline([Piece("text", text, text)]), str, len(lines), max(map(len, lines)))
         return
     read, write = (unescape_entities, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
-    lines = text.split("\n")
+    starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
     for first, last in sentence_ranges(lines, lambda line, after: continues(line, after) and after[0].isalpha()):
         pieces: list[Piece] = []
-        for line in lines[first:last]:
+        for line, start in zip(lines[first:last], starts[first:last], strict=True):
             if pieces:
-                pieces.append(Piece("text", " ", "\n"))
+                pieces.append(Piece("text", " ", "\n", start=start - 1, end=start))
             for role, begin, stop, name in split_markup(line):
                 raw = line[begin:stop]
-                pieces.append(Piece(role, read(raw) if role == "text" else "", raw, name, role == "alone"))
-        start, end = trimmed(pieces)
-        if has_words(pieces[start:end]):
-            opening, closing = pieces[start], pieces[end - 1]
-            lead = opening.raw[: len(opening.raw) - len(opening.raw.lstrip())]
-            trail = closing.raw[len(closing.raw.rstrip()) :] if opening.role == "text" or end - start > 1 else ""
-            yield MessagePart(
-                first, lines[first:last], "".join(piece.raw for piece in pieces[:start]) + lead,
-                trail + "".join(piece.raw for piece in pieces[end:]), max(map(len, lines[first:last])),
-                Inline(pieces[start:end]), write,
-            )  # fmt: skip
+                words = read(raw) if role == "text" else ""
+                pieces.append(Piece(role, words, raw, name, role == "alone", start + begin, start + stop))
+        if kept := translatable(pieces):
+            begin = kept[0].end - len(kept[0].raw.lstrip())
+            stop = kept[-1].start + len(kept[-1].raw.rstrip())
+            width = max(map(len, lines[first:last]))
+            yield TextPart(begin, stop, Inline(kept), write, text.count("\n", begin, stop) + 1, width)
 
 
 class Catalogue(Document):
@@ -222,7 +196,7 @@ class Catalogue(Document):
             (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
         )
         self.entries = []
-        self.parts: list[dict[str, list[MessagePart]]] = []  # for each entry: the parts of its msgid and msgid_plural
+        self.parts: list[dict[str, list[TextPart]]] = []  # for each entry: the parts of its msgid and msgid_plural
         for entry in entries:
             if entry is self.header or (entry.translated and not options.overwrite):
                 continue
@@ -257,7 +231,7 @@ class Catalogue(Document):
             if "msgid_plural" in entry.messages and len(forms) > 1 and forms[-1]:
                 yield entry.messages["msgid_plural"].text, forms[-1]
 
-    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
+    def edits(self, translations: Sequence[str]) -> list[Replacement]:
         edits = self.header_edits()
         following = iter(translations)
         untranslated = 0
@@ -265,13 +239,8 @@ class Catalogue(Document):
             texts: dict[str, str | None] = {}
             formats = {format for line in entry.flags for format in _FORMAT.findall(self.text[slice(*line)])}
             for name, each in parts.items():
-                lines = entry.messages[name].text.split("\n")
-                shift = 0
-                for part in each:
-                    new = part.written(next(following))
-                    lines[part.line + shift : part.line + shift + len(part.source)] = new
-                    shift += len(new) - len(part.source)
-                texts[name] = in_order(entry.messages[name].text, "\n".join(lines), formats)
+                source = entry.messages[name].text
+                texts[name] = in_order(source, spliced(source, edits_of(each, following)), formats)
             complete = {name: text for name, text in texts.items() if text is not None}
             if len(complete) < len(texts):
                 untranslated += 1
@@ -285,7 +254,7 @@ class Catalogue(Document):
             )
         return edits
 
-    def header_edits(self) -> list[FileEdit]:
+    def header_edits(self) -> list[Replacement]:
         """Returns the edit that adds a missing plural rule to the header and fills in an empty language, if needed.
 
         A file without a header gets a header with the rule.
@@ -308,7 +277,7 @@ class Catalogue(Document):
             new = _EMPTY_LANGUAGE.sub(f"Language: {language}", new, count=1)
         return [(message.start, message.end, new)] if new != raw else []
 
-    def form_edits(self, entry: CatalogueEntry, texts: dict[str, str], formats: set[str]) -> Iterator[FileEdit]:
+    def form_edits(self, entry: CatalogueEntry, texts: dict[str, str], formats: set[str]) -> Iterator[Replacement]:
         source = entry.messages["msgid"]
         forms = entry.forms
         if "msgstr" in forms:
@@ -333,7 +302,7 @@ class Catalogue(Document):
             lines = [part for line in lines for part in _folded(line)]
         return self.newline.join([f'{keyword} ""', *(f'"{line}"' for line in lines)])
 
-    def fuzzy_edit(self, entry: CatalogueEntry) -> list[FileEdit]:
+    def fuzzy_edit(self, entry: CatalogueEntry) -> list[Replacement]:
         """Returns the edit that marks an entry as fuzzy, so that a person checks the translation."""
         if not entry.flags:
             line_start = self.text.rfind("\n", 0, entry.start) + 1

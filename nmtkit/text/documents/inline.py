@@ -12,7 +12,7 @@ from operator import attrgetter
 from unicodedata import category
 
 from nmtkit.text import markup
-from nmtkit.text.alignment import UNSPACED, is_letter
+from nmtkit.text.alignment import is_spaced_letter
 from nmtkit.text.edits import OPENING
 from nmtkit.text.markup import TAG
 
@@ -49,16 +49,16 @@ def has_words(pieces: Sequence[Piece]) -> bool:
     return any(char.isalpha() for piece in pieces if piece.role == "text" for char in piece.text)
 
 
-def split_markup(text: str) -> Iterator[tuple[str, int, int, str]]:
-    """Splits a text into tags and text. Yields the role, start, end and name of each part."""
+def split_markup(text: str) -> Iterator[markup.Tag]:
+    """Yields the tags of a text and the parts of the text between the tags."""
     cursor = 0
     for tag in markup.tags(text):
         if cursor < tag.start:
-            yield "text", cursor, tag.start, ""
+            yield markup.Tag("text", cursor, tag.start)
         yield tag
         cursor = tag.end
     if cursor < len(text):
-        yield "text", cursor, len(text), ""
+        yield markup.Tag("text", cursor, len(text))
 
 
 def is_markup(text: str) -> bool:
@@ -66,8 +66,8 @@ def is_markup(text: str) -> bool:
     return TAG.search(text) is not None and _ENTITY.search(text) is not None
 
 
-def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
-    """Returns the range of pieces to translate: from the first text to the last text.
+def translatable(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Returns the pieces from the first text to the last text, or no pieces if the text has no letter.
 
     A code before the first text or after the last text is included if its partner is inside the range. A spaced code
     is also included if it touches punctuation, because the translation may lack this punctuation. A pair of codes
@@ -75,19 +75,18 @@ def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
-    closing = {end: start for start, end in pairs.items()}
     while first < last:
         before = pieces[first + 1].text[:1] if first + 1 < last else ""
         after = pieces[last - 2].text[-1:] if first + 1 < last else ""
         if _is_outside(pieces[first], first < pairs.get(first, -1) < last, before):
             first += 1
-        elif _is_outside(pieces[last - 1], closing.get(last - 1, -1) >= first, after):
+        elif _is_outside(pieces[last - 1], first <= pairs.get(last - 1, -1) < last, after):
             last -= 1
         elif pairs.get(first) == last - 1:
             first, last = first + 1, last - 1
         else:
             break
-    return first, last
+    return pieces[first:last] if has_words(pieces[first:last]) else ()
 
 
 def _is_outside(piece: Piece, has_partner: bool, touching: str) -> bool:
@@ -96,22 +95,16 @@ def _is_outside(piece: Piece, has_partner: bool, touching: str) -> bool:
     return piece.blank or not (piece.role == "text" or has_partner or touches_sign)
 
 
-def translatable(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Returns the pieces in the range of `trimmed`, or no pieces if the text has no letter."""
-    first, last = trimmed(pieces)
-    return pieces[first:last] if has_words(pieces[first:last]) else ()
-
-
 class Inline:
     """Pieces that are translated together. `markup` is the line to translate; `restored` reads its translation."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.codes: dict[str, Piece] = {}
         pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
-        closing = {end: start for start, end in pairs.items()}
-        unpaired = [piece.role in ("opening", "closing") and index not in pairs and index not in closing
-                    for index, piece in enumerate(pieces)]  # fmt: skip
-        pieces = [replace(piece, spaced=piece.spaced or alone) for piece, alone in zip(pieces, unpaired, strict=True)]
+        pieces = [
+            piece if piece.role in ("text", "alone") or index in pairs else replace(piece, spaced=True)
+            for index, piece in enumerate(pieces)
+        ]
         parts: list[str] = []
         self.spaces = _spaces(pieces)
         ends_blank = True  # the model gets the text without codes, so spaces around a code are merged
@@ -126,12 +119,8 @@ class Inline:
                 ends_blank = text.endswith(" ") if text else ends_blank
                 parts.append(html.escape(text, quote=False))
                 continue
-            if index in pairs:
-                tag = f"<g{index}>"
-            elif index in closing:
-                tag = f"</g{closing[index]}>"
-            else:
-                tag = f"<g{index}/>"
+            other = pairs.get(index)
+            tag = f"<g{index}/>" if other is None else f"<g{index}>" if other > index else f"</g{other}>"
             self.codes[tag] = piece
             parts.append(tag)
         self.markup = "".join(parts).strip(" ")
@@ -160,11 +149,9 @@ class Inline:
         `write` escapes a text, and `code` returns a code as written in the file.
         """
         parts = self.restored(translation)
-        return (
-            None
-            if parts is None
-            else "".join(write(part.text) if part.role == "text" else code(part) for part in parts)
-        )
+        if parts is None:
+            return None
+        return "".join(write(part.text) if part.role == "text" else code(part) for part in parts)
 
     def parts(self, line: str) -> list[Piece]:
         """Returns the pieces of a translated line.
@@ -183,7 +170,7 @@ class Inline:
                 piece = self.codes[part]
                 if piece.spaced:
                     space_before, space_after = self.spaces[id(piece)]
-                    wanted = space_before or wants_space or (space_before is None and _is_in_word(before))
+                    wanted = space_before or wants_space or (space_before is None and is_spaced_letter(before))
                     if wanted and not (before in ("", *OPENING) or before.isspace()):
                         parts.append(Piece("text", " "))
                     glued = self.is_glued(piece)
@@ -199,7 +186,7 @@ class Inline:
                 text = text.lstrip(" ") if glued else text
                 if not text:
                     continue
-                if _may_follow_space(text[0]) if wants_space else wants_space is None and _is_in_word(text[0]):
+                if _may_follow_space(text[0]) if wants_space else wants_space is None and is_spaced_letter(text[0]):
                     parts.insert(gap, Piece("text", " "))
                 wants_space = glued = False
                 parts.append(Piece("text", text))
@@ -228,12 +215,7 @@ def _spaces(pieces: Sequence[Piece]) -> dict[int, tuple[bool | None, bool | None
 
 
 def _space(char: str) -> bool | None:
-    return True if char.isspace() else False if _is_in_word(char) else None
-
-
-def _is_in_word(char: str) -> bool:
-    """Returns whether a character belongs to a word of a script with spaces."""
-    return char != "" and is_letter(char) and not UNSPACED.match(char)
+    return True if char.isspace() else False if is_spaced_letter(char) else None
 
 
 def _may_follow_space(char: str) -> bool:

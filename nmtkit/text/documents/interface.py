@@ -3,17 +3,16 @@
 import logging
 import re
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Self
 
 from nmtkit.text.documents.encoding import Encoding, decode
+from nmtkit.text.edits import Replacement, spliced
 from nmtkit.text.languages import same_language
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-
-FileEdit = tuple[int, int, str]  # start and end of a part of a file, and its new text
 
 logger = logging.getLogger("nmtkit")
 
@@ -80,7 +79,7 @@ class Document(ABC):
         return iter(())
 
     @abstractmethod
-    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
+    def edits(self, translations: Sequence[str]) -> list[Replacement]:
         """Returns the edits that put the translations into the text. Edits of the same range keep their order."""
 
     def render(self, translations: Sequence[str]) -> str:
@@ -93,20 +92,6 @@ class Document(ABC):
         return self.encoding.encode(text, self.unencodable)
 
 
-def spliced(text: str, edits: Sequence[FileEdit], start: int = 0, end: int | None = None) -> str:
-    """Returns the text from `start` to `end` with the edits of this range. The edits are sorted and disjoint."""
-    end = len(text) if end is None else end
-    parts, cursor = [], start
-    for index in range(bisect_left(edits, (start, start, "")), len(edits)):
-        first, last, new = edits[index]
-        if last > end:
-            break
-        assert cursor <= first <= last
-        parts += [text[cursor:first], new]
-        cursor = last
-    return "".join([*parts, text[cursor:end]])
-
-
 def line_of(text: str, position: int) -> int:
     """Returns the number of the line that contains a character, counted from 1."""
     return sum(1 for _ in _LINE_END.finditer(text, 0, position)) + 1
@@ -114,20 +99,14 @@ def line_of(text: str, position: int) -> int:
 
 def line_spans(text: str) -> list[tuple[int, int]]:
     """Returns start and end of each line of a text, without the line ends."""
-    spans = []
-    start = 0
-    for match in _LINE_END.finditer(text):
-        spans.append((start, match.start()))
-        start = match.end()
-    return [*spans, (start, len(text))]
+    line_ends = [match.span() for match in _LINE_END.finditer(text)]
+    return [(start, end) for (_, start), (end, _) in pairwise([(0, 0), *line_ends, (len(text), len(text))])]
 
 
 def newline_of(text: str) -> str:
     """Returns the line end of a file."""
-    first = text.find("\n")
-    if first < 0:
-        return "\r" if "\r" in text else "\n"
-    return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+    first = re.search(r"\r?\n", text) or re.search(r"\r", text)
+    return first[0] if first else "\n"
 
 
 def without_white_space(text: str, start: int, end: int) -> tuple[int, int]:

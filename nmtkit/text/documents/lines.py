@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from nmtkit.text.documents.inline import Piece
+from nmtkit.text.documents.inline import Inline, Piece
+from nmtkit.text.edits import Replacement
 from nmtkit.text.sentences import SENTENCE_ENDS
 
 _BREAKABLE = re.compile(r"[ \t\r\n\f\v]+|[^ \t\r\n\f\v]+")  # a no-break space is a part of a word
@@ -128,3 +129,28 @@ def wrapped(words: Sequence[Word], lines: int, limit: int) -> list[str]:
     width = sum(word.width for word in words)
     lines = max(1, min(len(words), max(lines, -(-width // limit))))
     return [joined(part) for part in divided(words, [1.0] * lines, limit)]
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A part of a text that is translated as one segment, and its position in the text."""
+
+    start: int
+    end: int
+    inline: Inline
+    write: Callable[[str], str]  # escapes the words of a translation
+    lines: int = 1
+    width: int = 0  # maximum columns of a line, if the part has several lines
+
+    def written(self, translation: str) -> str | None:
+        """Returns the translation as it is written in the text, or None if the translation equals the source."""
+        text = self.inline.written(translation, self.write)
+        if text is None or self.lines == 1:
+            return text
+        return "\n".join(wrapped(words_of(self.inline.parts(translation), self.write), self.lines, self.width))
+
+
+def edits_of(parts: Sequence[TextPart], translations: Iterator[str]) -> list[Replacement]:
+    """Returns the edits that put the next translations of the iterator into the text of the parts."""
+    texts = [(part.start, part.end, part.written(next(translations))) for part in parts]
+    return [(start, end, text) for start, end, text in texts if text is not None]

@@ -10,22 +10,15 @@ characters of each cue, and the text of each cue is divided into lines.
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nmtkit.text.alignment import UNSPACED, Span
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, translatable
-from nmtkit.text.documents.interface import (
-    Document,
-    FileEdit,
-    ReadOptions,
-    line_of,
-    line_spans,
-    newline_of,
-    without_white_space,
-)
+from nmtkit.text.documents.interface import Document, ReadOptions, line_of, line_spans, newline_of, without_white_space
 from nmtkit.text.documents.lines import Word, continues, divided, ends_sentence, words_of, wrapped
+from nmtkit.text.edits import Replacement
 from nmtkit.text.markup import unescape_entities
 
 WIDTH = 42  # maximum columns of a line, from common guides for subtitles; wider lines in the source raise this limit
@@ -60,7 +53,7 @@ class Cue:
     lines: list[Span]
 
 
-@dataclass
+@dataclass(frozen=True)
 class SubtitleBlock:
     """Lines of a cue that are translated together. `pieces` exclude the codes at the start and the end."""
 
@@ -70,8 +63,6 @@ class SubtitleBlock:
     lines: int
     width: int  # columns of the longest line
     pieces: Sequence[Piece]
-    first: bool = False  # whether this is the first block of its cue
-    last: bool = False
 
     @property
     def text(self) -> str:
@@ -96,10 +87,9 @@ def timing(text: str, start: int, end: int, *, expected: bool = False) -> tuple[
             "00:01:02,500 --> 00:01:04,000"
         )
     numbers = [int(group or 0) for group in match.groups()]
-    starts, ends = numbers[:4], numbers[4:]
-    milliseconds = [((hours * 60 + minutes) * 60 + seconds) * 1000 + rest for hours, minutes, seconds, rest
-                    in (starts, ends)]  # fmt: skip
-    return milliseconds[0], milliseconds[1]
+    clocks = numbers[:4], numbers[4:]
+    first, last = (((hours * 60 + minutes) * 60 + seconds) * 1000 + rest for hours, minutes, seconds, rest in clocks)
+    return first, last
 
 
 def are_clocks(line: str, *, expected: bool) -> bool:
@@ -125,6 +115,8 @@ class Subtitles(Document):
     """A file of cues."""
 
     code: re.Pattern[str]
+    read_text: Callable[[str], str] = staticmethod(str)
+    write_text: Callable[[str], str] = staticmethod(str)
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
@@ -132,7 +124,7 @@ class Subtitles(Document):
         if not self.cues and text.strip():
             raise ValueError("it has no subtitle: no line has times such as 00:01:02,500 --> 00:01:04,000")
         blocks = [block for number, cue in enumerate(self.cues) for block in self.blocks(number, cue)]
-        self.chains = list(self.chains_of(blocks))
+        self.chains = self.chains_of(blocks)
         self.inlines = [Inline(self.chained(chain)) for chain in self.chains]
         self.segments = [inline.markup for inline in self.inlines]
 
@@ -173,14 +165,8 @@ class Subtitles(Document):
                 cursor = match.end()
         return pieces
 
-    def read_text(self, raw: str) -> str:
-        return raw
-
-    def write_text(self, text: str) -> str:
-        return text
-
-    def blocks(self, number: int, cue: Cue) -> Iterator[SubtitleBlock]:
-        """Yields the blocks of a cue. A new block begins at the dash of a speaker, and after the end of a sentence."""
+    def blocks(self, number: int, cue: Cue) -> list[SubtitleBlock]:
+        """Returns the blocks of a cue. A new block begins at the dash of a speaker, and after the end of a sentence."""
         groups: list[list[Span]] = []
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
@@ -189,10 +175,7 @@ class Subtitles(Document):
             if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
                 groups.append([])
             groups[-1].append((start, end))
-        blocks = [block for group in groups if (block := self.block(number, group)) is not None]
-        if blocks:
-            blocks[0].first = blocks[-1].last = True
-        yield from blocks
+        return [block for group in groups if (block := self.block(number, group)) is not None]
 
     def block(self, number: int, lines: Sequence[Span]) -> SubtitleBlock | None:
         pieces: list[Piece] = []
@@ -206,24 +189,22 @@ class Subtitles(Document):
             return None
         start, end = without_white_space(self.text, shown[0].start, shown[-1].end)
         within = [(max(first, start), min(last, end)) for first, last in lines if first < end and last > start]
-        width = max(_columns(self.text[first:last]) for first, last in within)
+        width = max(Word(text=_TAG.sub("", self.text[first:last])).width for first, last in within)
         return SubtitleBlock(number, start, end, len(within), width, shown)
 
-    def chains_of(self, blocks: Sequence[SubtitleBlock]) -> Iterator[list[SubtitleBlock]]:
-        """Yields chains of blocks that together hold one sentence. A block with inner codes is a separate chain."""
-        chain: list[SubtitleBlock] = []
+    def chains_of(self, blocks: Sequence[SubtitleBlock]) -> list[list[SubtitleBlock]]:
+        """Returns chains of blocks that together hold one sentence. A block with inner codes is a separate chain."""
+        chains: list[list[SubtitleBlock]] = []
         for block in blocks:
-            if chain and self.follows(chain[-1], block) and len(chain) < MAX_CUES:
-                chain.append(block)
-                continue
-            if chain:
-                yield chain
-            chain = [block]
-        if chain:
-            yield chain
+            if chains and len(chains[-1]) < MAX_CUES and self.follows(chains[-1][-1], block):
+                chains[-1].append(block)
+            else:
+                chains.append([block])
+        return chains
 
     def follows(self, before: SubtitleBlock, block: SubtitleBlock) -> bool:
-        if block.cue != before.cue + 1 or not before.last or not block.first or not (before.plain and block.plain):
+        """Returns whether a sentence of the block `before` continues in `block`, the next block of the file."""
+        if block.cue != before.cue + 1 or not (before.plain and block.plain):
             return False
         gap = self.cues[block.cue].start - self.cues[before.cue].end
         line_start = self.cues[block.cue].lines[0][0]
@@ -237,17 +218,15 @@ class Subtitles(Document):
             pieces += [Piece("text", "" if glued else " "), *block.pieces]
         return pieces
 
-    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
+    def edits(self, translations: Sequence[str]) -> list[Replacement]:
         newline = newline_of(self.text)
-        edits: list[FileEdit] = []
+        edits: list[Replacement] = []
         for chain, inline, translation in zip(self.chains, self.inlines, translations, strict=True):
             parts = inline.restored(translation)
             if parts is None:
                 continue
             words = words_of(parts, self.write_text)
-            shares: Sequence[Sequence[Word]] = [words]
-            if len(chain) > 1:
-                shares = divided(words, [float(len(block.text)) for block in chain])
+            shares = divided(words, [float(len(block.text)) for block in chain])
             for block, share in zip(chain, shares, strict=True):
                 text = newline.join(wrapped(share, block.lines, max(WIDTH, block.width)))
                 if "-->" not in inline.text:
@@ -269,6 +248,7 @@ class WebVTT(Subtitles):
     """
 
     code = _VTT_CODE
+    read_text = staticmethod(unescape_entities)
 
     def read_cues(self) -> Iterator[Cue]:
         if not re.match(r"WEBVTT(?![^ \t\r\n])", self.text):
@@ -288,10 +268,8 @@ class WebVTT(Subtitles):
         end = next((index for index, (start, end) in enumerate(lines) if start == end), len(lines))
         return super().text_lines(lines[:end])
 
-    def read_text(self, raw: str) -> str:
-        return unescape_entities(raw)
-
-    def write_text(self, text: str) -> str:
+    @staticmethod
+    def write_text(text: str) -> str:
         return html.escape(text, quote=False).replace("\u00a0", "&nbsp;")
 
 
@@ -314,7 +292,3 @@ def _without_dash(pieces: list[Piece]) -> list[Piece]:
             rest = Piece("text", piece.text[dash.end() :], start=piece.start + dash.end(), end=piece.end)
             return [rest, *pieces[index + 1 :]] if not any(p.role == "opening" for p in pieces[:index]) else pieces
     return pieces
-
-
-def _columns(line: str) -> int:
-    return Word(text=_TAG.sub("", line)).width

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from nmtkit.text import markup
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, split_markup, translatable
-from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, without_white_space
+from nmtkit.text.documents.interface import Document, ReadOptions, without_white_space
+from nmtkit.text.documents.lines import TextPart, edits_of
 from nmtkit.text.documents.web import written
+from nmtkit.text.edits import Replacement
 
 
 class TaggedText(Document):
@@ -27,17 +29,20 @@ class TaggedText(Document):
         if finds_structure:
             names = {part.name for part in self.parts if part.name}
             self.splitting |= names - self.names_beside_text() - options.tags.inline - options.tags.untranslated
-        self.runs = [(run[0].start, run[-1].end, Inline(run)) for run in map(translatable, self.sentences()) if run]
-        self.segments = [inline.markup for _, _, inline in self.runs]
+        self.runs = [
+            TextPart(*without_white_space(text, run[0].start, run[-1].end), Inline(run), written)
+            for run in map(translatable, self.sentences())
+            if run
+        ]
+        self.segments = [run.inline.markup for run in self.runs]
 
     def names_beside_text(self) -> set[str]:
         """Returns the names of the elements that have words beside them, in the same parent."""
         names_by_parent: dict[int, set[str]] = {}
         with_text: set[int] = set()
-        closing = set(self.partners.values())
         around = [-1]  # indices of the start tags of the open elements; -1 stands for the whole text
         for index, part in enumerate(self.parts):
-            if index in closing:
+            if self.partners.get(index, index) < index:
                 around.pop()
             elif part.role != "text":
                 names_by_parent.setdefault(around[-1], set()).add(part.name)
@@ -54,7 +59,8 @@ class TaggedText(Document):
             part = self.parts[index]
             if part.name in self.options.tags.untranslated and part.role in ("opening", "alone"):
                 index = self.partners.get(index, index)
-                run.append(Piece("alone", "", "", part.name, True, part.start, self.parts[index].end))
+                raw = self.text[part.start : self.parts[index].end]
+                run.append(Piece("alone", "", raw, part.name, True, part.start, self.parts[index].end))
             elif part.name in self.splitting:
                 yield run
                 run = []
@@ -63,13 +69,8 @@ class TaggedText(Document):
             index += 1
         yield run
 
-    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
-        edits = []
-        for (start, end, inline), translation in zip(self.runs, translations, strict=True):
-            new = inline.written(translation, written, lambda code: self.text[code.start : code.end])
-            if new is not None:
-                edits.append((*without_white_space(self.text, start, end), new))
-        return edits
+    def edits(self, translations: Sequence[str]) -> list[Replacement]:
+        return edits_of(self.runs, iter(translations))
 
 
 def _parts(text: str) -> Iterator[Piece]:
@@ -77,5 +78,5 @@ def _parts(text: str) -> Iterator[Piece]:
     for role, start, end, name in split_markup(text):
         if name:  # XML has no void elements: <br> needs an end tag
             role = "closing" if text.startswith("</", start) else "alone" if text[end - 2] == "/" else "opening"
-        words = markup.unescape_entities(text[start:end]) if role == "text" else ""
-        yield Piece(role, words, name=name, start=start, end=end)
+        raw = text[start:end]
+        yield Piece(role, markup.unescape_entities(raw) if role == "text" else "", raw, name, start=start, end=end)

@@ -15,16 +15,17 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from operator import attrgetter
+from typing import NamedTuple
 
 from nmtkit.text.documents.encoding import XML_ENCODING, Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
-from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, TagRules, spliced, without_white_space
-from nmtkit.text.documents.lines import continues
+from nmtkit.text.documents.interface import Document, ReadOptions, TagRules, without_white_space
+from nmtkit.text.documents.lines import sentence_ranges
+from nmtkit.text.edits import Parts, Replacement, spliced
 from nmtkit.text.languages import is_right_to_left
-from nmtkit.text.markup import TAG, VOID, names, partners, unescape_entities
+from nmtkit.text.markup import TAG, VOID, Role, Tag, names, partners, unescape_entities
 from nmtkit.text.template_code import codes, masked
 
 INLINE = names(
@@ -47,7 +48,7 @@ ENDED_BY = {
     "th": names("td th tr tbody tfoot"), "tr": names("tr tbody tfoot"), "option": names("option optgroup"),
 }  # fmt: skip
 # start of a construct that may contain ">" -> end of the construct
-ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}
+ENDS = {"<!--": "-->", "<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}
 ATTRIBUTES = names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
 LABELLED = names("optgroup option track")  # elements whose attribute label is shown
 BUTTONS = names("button reset submit")  # types of <input> whose value is shown
@@ -64,22 +65,14 @@ _PRESERVED = re.compile(r"\bwhite-space(?:-collapse)?\s*+:\s*+(?:pre|break-space
 _CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Token:
-    """A run of text, a tag, or another construct. `name` is the name of a tag in small letters."""
+def tokens(text: str) -> Iterator[Tag]:
+    """Yields the tags and texts of the whole page in order. Comments and other constructs have the role "alone".
 
-    kind: str  # text, opening, closing, other
-    start: int
-    end: int
-    name: str = ""
-
-
-def tokens(text: str) -> Iterator[Token]:
-    """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page.
-
-    A tag without an end extends to the next <, so that the rest of a damaged page is read. A browser drops the rest.
+    A comment without an end extends to the end of the page. A tag without an end extends to the next <, so that the
+    rest of a damaged page is read. A browser drops the rest.
     """
     grammar = _TAG
+    role: Role
     cursor = 0  # start of the text that has not been yielded
     position = 0
     while (at := text.find("<", position)) >= 0:
@@ -89,31 +82,28 @@ def tokens(text: str) -> Iterator[Token]:
             grammar = TAG  # TAG stops at the next <, so a long tag without an end is read only once
             tag = grammar.match(text, at)
         if tag is not None:
-            kind, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
-        elif text.startswith("<!--", at):
-            close = text.find("-->", at + 2)
-            kind, end, name = "other", close + 3 if close >= 0 else len(text), ""
+            role, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
         elif text[at + 1 : at + 2] in ("!", "?") or re.match(r"</[^A-Za-z]", text[at : at + 3]):
             mark = next((end for start, end in ENDS.items() if text.startswith(start, at)), ">")
-            close = text.find(mark, at)
-            kind, end, name = "other", close + len(mark) if close >= 0 else len(text), ""
+            close = text.find(mark, at + 2)
+            role, end, name = "alone", close + len(mark) if close >= 0 else len(text), ""
         elif incomplete:
             following = text.find("<", at + 1)
-            kind, end, name = "other", following if following >= 0 else len(text), ""
+            role, end, name = "alone", following if following >= 0 else len(text), ""
         else:
             position = at + 1
             continue
         if cursor < at:
-            yield Token("text", cursor, at)
-        yield Token(kind, at, end, name)
+            yield Tag("text", cursor, at)
+        yield Tag(role, at, end, name)
         cursor = position = end
-        if kind == "opening" and name in RAW and not (text[end - 2] == "/" and is_xml(text)):
+        if role == "opening" and name in RAW and not (text[end - 2] == "/" and is_xml(text)):
             close_tag = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, end)
             cursor = position = close_tag.start() if close_tag else len(text)
             if end < cursor:
-                yield Token("text" if name == "title" else "other", end, cursor)
+                yield Tag("text" if name == "title" else "alone", end, cursor)
     if cursor < len(text):
-        yield Token("text", cursor, len(text))
+        yield Tag("text", cursor, len(text))
 
 
 def is_xml(text: str) -> bool:
@@ -124,20 +114,17 @@ def is_separate(name: str) -> bool:
     return name in SEPARATE or "-" in name
 
 
-def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
+def attributes(text: str, tag: Tag) -> dict[str, tuple[int, int, str]]:
     """Returns start, end and value of each attribute of a start tag, by name. If a name is repeated, the first counts.
 
     The range from start to end includes the quotes. Entities in the value are decoded.
     """
     by_name: dict[str, tuple[int, int, str]] = {}
     for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
-        group = next((group for group in (2, 3, 4) if match[group] is not None), None)
-        if group is not None:
-            quotes = int(group < 4)
-            span = match.start(group) - quotes, match.end(group) + quotes
-            by_name.setdefault(match[1].lower(), (*span, unescape_entities(match[group])))
-        else:
-            by_name.setdefault(match[1].lower(), (match.end(), match.end(), ""))
+        group = match.lastindex or 1  # 1: no value; 2 and 3: a value in quotes; 4: a value without quotes
+        start, end = match.span(group) if group > 1 else (match.end(), match.end())
+        quotes = int(group in (2, 3))
+        by_name.setdefault(match[1].lower(), (start - quotes, end + quotes, unescape_entities(text[start:end])))
     return by_name
 
 
@@ -154,6 +141,14 @@ def shown_attributes(name: str, by_name: dict[str, tuple[int, int, str]]) -> lis
     return shown
 
 
+class OpenElement(NamedTuple):
+    """An element whose end tag has not been read."""
+
+    name: str
+    translated: bool
+    preserved: bool  # whether the lines of the text are preserved
+
+
 class _PageReader:
     """Finds the runs of text and inline tags of a page, and the attributes to translate."""
 
@@ -164,33 +159,24 @@ class _PageReader:
         self.masked = masked(text, self.codes)
         self.runs: list[list[Piece]] = []
         self.attributes: list[tuple[int, int]] = []  # start and end of each value to translate, with its quotes
-        self.root: Token | None = None  # the start tag <html …>
+        self.root: Tag | None = None  # the start tag <html …>
         self.run: list[Piece] = []
-        # for each open element: name, whether its text is translated, and whether its lines are preserved
-        self.open: list[tuple[str, bool, bool]] = []
+        self.open = [OpenElement("", translated=True, preserved=False)]  # the first element stands for the page
         self.names: Counter[str] = Counter()  # names of the open elements
         # an element of the run that is copied unchanged: its start, the number of open elements around it, and whether
         # it is a drawing
         self.copied: tuple[int, int, bool] | None = None
-
-    @property
-    def translates(self) -> bool:
-        return self.open[-1][1] if self.open else True
-
-    @property
-    def preserves(self) -> bool:
-        return bool(self.open) and self.open[-1][2]
 
     def is_inline(self, name: str) -> bool:
         return (name in self.inline or "-" in name) and name not in self.tags.splitting
 
     def read(self) -> None:
         for token in tokens(self.masked):
-            if token.kind == "opening":
+            if token.role == "opening":
                 self.start_tag(token)
-            elif token.kind == "closing":
+            elif token.role == "closing":
                 self.end_tag(token)
-            elif token.kind == "text":
+            elif token.role == "text":
                 for piece in self.pieces(token.start, token.end):
                     self.add(piece)
             elif self.text.startswith("<!--", token.start):
@@ -202,8 +188,8 @@ class _PageReader:
     def pieces(self, start: int, end: int) -> Iterator[Piece | None]:
         """Yields the texts and the code of a part of the page, and None for each statement or preserved line end."""
         cursor = start
-        first = bisect_left(self.codes, start, key=lambda code: code.start)
-        for code in takewhile(lambda code: code.start < end, islice(self.codes, first, None)):
+        first, last = (bisect_left(self.codes, position, key=attrgetter("start")) for position in (start, end))
+        for code in self.codes[first:last]:
             yield from self.text_pieces(cursor, code.start)
             name = _MESSAGE if code.role == "message" else ""
             shown = code.role in ("value", "message")
@@ -211,36 +197,34 @@ class _PageReader:
             cursor = code.end
         yield from self.text_pieces(cursor, end)
 
-    def has_code(self, tag: Token) -> bool:
-        return self.masked[tag.start : tag.end] != self.text[tag.start : tag.end]
-
     def text_pieces(self, start: int, end: int) -> Iterator[Piece | None]:
+        preserved = self.open[-1].preserved
         while start < end:
-            stop = (self.text.find("\n", start, end) + 1 or end) if self.preserves else end
+            stop = (self.text.find("\n", start, end) + 1 or end) if preserved else end
             yield Piece("text", unescape_entities(self.text[start:stop]), "", "", False, start, stop)
-            if self.preserves and self.text[stop - 1] == "\n":
+            if preserved and self.text[stop - 1] == "\n":
                 yield None
             start = stop
 
     def add(self, piece: Piece | None) -> None:
         """Adds a piece to the run if the open element is translated. None ends the run."""
         if self.copied is None:
-            if piece is None or not self.translates:
+            if piece is None or not self.open[-1].translated:
                 self.flush()
             else:
                 self.run.append(piece)
 
-    def add_tag(self, role: str, tag: Token) -> None:
+    def add_tag(self, role: str, tag: Tag) -> None:
         spaced = tag.name in ("br", "img") or (role == "alone" and "-" in tag.name)
         self.add(Piece(role, "", "", tag.name, spaced, tag.start, tag.end))
 
-    def start_tag(self, tag: Token) -> None:
+    def start_tag(self, tag: Tag) -> None:
         name = tag.name
-        while self.open and name in ENDED_BY.get(self.open[-1][0], ()):
+        while name in ENDED_BY.get(self.open[-1].name, ()):
             self.pop(tag.start)
         if name == "html" and self.root is None:
             self.root = tag
-        inherited = self.translates
+        _, inherited, preserved = self.open[-1]
         by_name = attributes(self.masked, tag)
         translate = by_name.get("translate", (0, 0, "none"))[2].lower()
         if "notranslate" in by_name.get("class", (0, 0, ""))[2].split():
@@ -259,13 +243,13 @@ class _PageReader:
             self.add_tag("opening", tag)
         if not alone:
             style = by_name.get("style", (0, 0, ""))[2]
-            preserves = self.preserves or name == "pre" or _PRESERVED.search(style) is not None
-            self.open.append((name, translates, preserves))
+            preserved = preserved or name == "pre" or _PRESERVED.search(style) is not None
+            self.open.append(OpenElement(name, translates, preserved))
             self.names[name] += 1
 
-    def end_tag(self, tag: Token) -> None:
+    def end_tag(self, tag: Tag) -> None:
         if self.names[tag.name]:
-            while self.open[-1][0] != tag.name:
+            while self.open[-1].name != tag.name:
                 self.pop(tag.start)
             self.pop(tag.end)
         if not self.is_inline(tag.name):
@@ -276,7 +260,7 @@ class _PageReader:
 
     def pop(self, position: int) -> None:
         """Closes the last open element, which ends at `position`, after its end tag if it has an end tag."""
-        name, *_ = self.open.pop()
+        name = self.open.pop().name
         self.names[name] -= 1
         if self.copied is not None and len(self.open) <= self.copied[1]:
             start, self.copied = self.copied[0], None
@@ -298,15 +282,14 @@ class _PageReader:
 def _separated(run: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Divides a run at the tags of `is_separate` elements that have no text beside them. Yields the parts."""
     pairs = partners([(piece.role, piece.name) for piece in run])
-    closing = {end: start for start, end in pairs.items()}
-    around: list[int] = [-1]  # indices of the start tags of the open separate elements; -1 stands for the run
+    around = [-1]  # indices of the start tags of the open separate elements; -1 stands for the run
     parent: dict[int, int] = {}
     with_text: set[int] = set()
     for index, piece in enumerate(run):
-        if index in pairs and is_separate(piece.name):
+        if pairs.get(index, -1) > index and is_separate(piece.name):
             parent[index] = around[-1]
             around.append(index)
-        elif closing.get(index) == around[-1]:
+        elif pairs.get(index) == around[-1]:
             around.pop()
         elif piece.role == "text" and has_words([piece]):
             with_text.add(around[-1])
@@ -315,10 +298,10 @@ def _separated(run: Sequence[Piece]) -> Iterator[list[Piece]]:
     for index, piece in enumerate(run):
         if index in parent and parent[index] in ends and parent[index] not in with_text:
             ends.add(index)
-        unpaired = index not in pairs and index not in closing
         tag = is_separate(piece.name) and piece.role != "alone"
         # old pages have anchors without an end tag in the middle of a sentence
-        if tag and (closing.get(index, index) in ends or (unpaired and piece.name != "a")):
+        is_end = index in ends or pairs.get(index) in ends
+        if tag and (is_end or (index not in pairs and piece.name != "a")):
             yield part
             part = []
         else:
@@ -328,24 +311,19 @@ def _separated(run: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Yields the parts of a run. A part ends at a <br> unless a sentence continues after it."""
-    texts = [""]
+    lines: list[list[Piece]] = [[]]
+    breaks: list[Piece] = []
     for piece in run:
         if piece.name == "br":
-            texts.append("")
-        texts[-1] += piece.text
-    part: list[Piece] = []
-    line = 0
-    for piece in run:
-        if piece.name == "br":
-            line += 1
-            if not continues(texts[line - 1], texts[line]):
-                yield part
-                part = []
-                continue
-            part += [piece, Piece("text", " ", start=piece.end, end=piece.end)]
+            breaks.append(piece)
+            lines.append([])
         else:
-            part.append(piece)
-    yield part
+            lines[-1].append(piece)
+    for first, last in sentence_ranges(["".join(piece.text for piece in line) for line in lines]):
+        part = lines[first]
+        for piece, line in zip(breaks[first : last - 1], lines[first + 1 : last], strict=True):
+            part += [piece, Piece("text", " ", start=piece.end, end=piece.end), *line]
+        yield part
 
 
 class WebPage(Document):
@@ -395,7 +373,7 @@ class WebPage(Document):
     def raw(self, code: Piece) -> str:
         return self.text[code.start : code.end]
 
-    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
+    def edits(self, translations: Sequence[str]) -> list[Replacement]:
         inner = self.language_edits()
         new_values = translations[len(self.runs) :]
         for (start, end, quote, inline), translation in zip(self.attributes, new_values, strict=True):
@@ -403,26 +381,24 @@ class WebPage(Document):
             if value is not None:
                 inner.append((start, end, value if quote else f'"{value}"'))
         inner.sort()
-        outer: list[FileEdit] = []
+        outer: list[Replacement] = []
         for (start, end, inline), translation in zip(self.runs, translations[: len(self.runs)], strict=True):
             new = inline.written(translation, written, lambda code: spliced(self.text, inner, code.start, code.end))
             if new is not None:
                 outer.append((*without_white_space(self.text, start, end), new))
-        starts = [start for start, _, _ in outer]
-        for edit in inner:
-            at = bisect_left(starts, edit[0] + 1) - 1
-            if at < 0 or edit[0] >= outer[at][1]:
-                outer.append(edit)
-        return outer
+        covered = Parts((start, end) for start, end, _ in outer)
+        return outer + [edit for edit in inner if covered.outside(edit[0]) == edit[0]]
 
-    def language_edits(self) -> list[FileEdit]:
+    def language_edits(self) -> list[Replacement]:
         """Returns the edits of the attributes lang and dir of <html>.
 
         The list is empty if the target language is unknown, if the page has no <html>, or if the tag <html> contains
         template code.
         """
         language, root = self.options.target_language, self.reader.root
-        if language is None or root is None or self.reader.has_code(root):
+        if language is None or root is None:
+            return []
+        if not self.text.startswith(self.reader.masked[root.start : root.end], root.start):  # the tag contains code
             return []
         right_to_left = is_right_to_left(language)
         by_name = attributes(self.text, root)
@@ -431,7 +407,7 @@ class WebPage(Document):
         self.warn_of_languages(by_name[existing[0]][2] if existing else None)
         if right_to_left or "dir" in by_name:
             wanted["dir"] = "rtl" if right_to_left else "ltr"
-        edits: list[FileEdit] = []
+        edits: list[Replacement] = []
         missing = ""
         for name, value in wanted.items():
             if name not in by_name:

@@ -14,23 +14,24 @@ Tags of escaped HTML in a source, such as &lt;b&gt;, are inline codes of the tex
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, Literal
 from xml.parsers import expat
 
+import numpy as np
+
 from nmtkit.text.alignment import is_joined
 from nmtkit.text.documents.encoding import XML_ENCODING, Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
-from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
-from nmtkit.text.documents.lines import sentence_ranges, words_of, wrapped
-from nmtkit.text.documents.web import Token
+from nmtkit.text.documents.interface import Document, ReadOptions, newline_of, without_white_space
+from nmtkit.text.documents.lines import TextPart, edits_of, sentence_ranges
 from nmtkit.text.documents.web import attributes as tag_attributes
-from nmtkit.text.markup import partners, unescape_entities
+from nmtkit.text.edits import Replacement, spliced
+from nmtkit.text.markup import Tag, partners, unescape_entities
 
 MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
@@ -64,21 +65,21 @@ class Node:
     content: list["Node | tuple[int, int, str]"] = field(default_factory=list)
     parent: "Node | None" = field(default=None, repr=False)
 
-    def children(self, *names: str) -> list["Node"]:
-        return [child for child in self.content if isinstance(child, Node) and child.xliff and child.name in names]
+    def children(self, name: str) -> list["Node"]:
+        return [child for child in self.content if isinstance(child, Node) and child.xliff and child.name == name]
+
+    def child(self, name: str) -> "Node | None":
+        return next(iter(self.children(name)), None)
 
     def inherited(self, name: str) -> str | None:
-        node: Node | None = self
-        while node is not None:
-            if name in node.attributes:
-                return node.attributes[name]
-            node = node.parent
-        return None
+        """Returns the attribute of the element, or else of the nearest ancestor that has the attribute."""
+        if name in self.attributes or self.parent is None:
+            return self.attributes.get(name)
+        return self.parent.inherited(name)
 
-
-def parse(text: str) -> Node:
-    """Returns the root element. Raises ValueError with a message that begins with the line."""
-    return _TreeBuilder(text).read()
+    def within(self, name: str) -> "Node":
+        """Returns the nearest ancestor with a name, which may be the element itself, or else the root."""
+        return self if self.name == name or self.parent is None else self.parent.within(name)
 
 
 class _TreeBuilder:
@@ -86,21 +87,24 @@ class _TreeBuilder:
 
     def __init__(self, text: str) -> None:
         self.text, self.data = text, text.encode()
-        self.character = _byte_to_character(text)
+        # for each byte of `data`, and for its end: the number of characters before; bytes 10xxxxxx begin no character
+        self.character_of_byte = np.zeros(len(self.data) + 1, np.int32)
+        np.cumsum(np.frombuffer(self.data, np.uint8) & 0xC0 != 0x80, out=self.character_of_byte[1:])
         self.root: Node | None = None
         self.open: list[Node] = []
         self.waiting: list[tuple[Node, str]] = []  # (node, field): fields to set to the position of the next event
-        self.characters: tuple[int, list[str]] | None = None  # start and parts of the text that is being read
-        self.cdata: tuple[int, list[str]] | None = None  # start and texts of the open CDATA section
+        self.characters: tuple[int, list[str]] | None = None  # start and parts of the open text or CDATA section
         parser: Any = expat.ParserCreate("utf-8", "\n")
         parser.StartElementHandler, parser.EndElementHandler = self.start_element, self.end_element
         parser.CharacterDataHandler = self.text_found
-        parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = self.start_cdata, self.end_cdata
-        parser.StartDoctypeDeclHandler = self.doctype
-        parser.CommentHandler = parser.ProcessingInstructionHandler = parser.DefaultHandler = self.other
+        parser.StartCdataSectionHandler = self.start_cdata
+        parser.EndCdataSectionHandler = lambda: self.position(len("]]>"))
+        parser.StartDoctypeDeclHandler = lambda *_: self.refuse("a document type is not allowed in XLIFF; remove it")
+        parser.CommentHandler = parser.ProcessingInstructionHandler = parser.DefaultHandler = lambda *_: self.position()
         self.parser = parser
 
     def read(self) -> Node:
+        """Returns the root element. Raises ValueError with a message that begins with the line."""
         try:
             self.parser.Parse(self.data, True)
         except expat.ExpatError as error:
@@ -109,9 +113,9 @@ class _TreeBuilder:
         assert self.root is not None
         return self.root
 
-    def position(self) -> int:
-        """Returns the position of the current event, and sets the fields that wait for this position."""
-        here = self.character(self.parser.CurrentByteIndex)
+    def position(self, shift: int = 0) -> int:
+        """Returns the position of the current event plus `shift`, and sets the fields that wait for this position."""
+        here = int(self.character_of_byte[self.parser.CurrentByteIndex]) + shift
         self.settle(here)
         return here
 
@@ -148,9 +152,7 @@ class _TreeBuilder:
             self.waiting.append((node, "end"))
 
     def text_found(self, text: str) -> None:
-        if self.cdata is not None:
-            self.cdata[1].append(text)
-        elif self.characters is not None:  # expat splits a text at entities and line ends
+        if self.characters is not None:  # expat splits a text at entities and line ends
             self.characters[1].append(text)
         else:
             here = self.position()
@@ -158,19 +160,7 @@ class _TreeBuilder:
                 self.characters = here, [text]
 
     def start_cdata(self) -> None:
-        self.cdata = self.position(), []
-
-    def end_cdata(self) -> None:
-        assert self.cdata is not None
-        (start, parts), self.cdata = self.cdata, None
-        end = self.character(self.parser.CurrentByteIndex) + len("]]>")
-        self.open[-1].content.append((start, end, "".join(parts)))
-
-    def other(self, *_: str) -> None:
-        self.position()
-
-    def doctype(self, *_: Any) -> None:
-        self.refuse("a document type is not allowed in XLIFF; remove it")
+        self.characters = self.position(), []
 
     def refuse(self, reason: str) -> None:
         raise ValueError(f"line {self.parser.CurrentLineNumber}: {reason}")
@@ -195,45 +185,6 @@ def texts_of(node: Node) -> Iterator[str]:
         before, is_placeholder = child[2][-1:], False
 
 
-def _byte_to_character(text: str) -> Any:
-    """Returns a function that maps the index of a byte of the text in UTF-8 to the index of its character."""
-    if text.isascii():
-        return lambda byte: byte
-    step = 4096
-    starts = [0]  # index of the first byte of every 4096th character
-    for first in range(0, len(text), step):
-        starts.append(starts[-1] + len(text[first : first + step].encode()))
-
-    def character(byte: int) -> int:
-        block = min(bisect_right(starts, byte) - 1, len(starts) - 1)
-        first = block * step
-        return first + len(text[first : first + step].encode()[: byte - starts[block]].decode())
-
-    return character
-
-
-@dataclass(frozen=True)
-class SourcePart:
-    """A part of a source that is translated. If `markup` is true, the text of the part is escaped HTML."""
-
-    start: int
-    end: int
-    inline: Inline
-    markup: bool
-    lines: Sequence[int] = (0,)  # number of characters of each line, if lines are preserved
-
-    def written(self, translation: str) -> str | None:
-        """Returns the translation as XML, or None if the translation equals the source."""
-        text = self.inline.written(translation, self.escaped)
-        if text is None or len(self.lines) == 1:
-            return text
-        words = words_of(self.inline.parts(translation), self.escaped)
-        return "\n".join(wrapped(words, len(self.lines), max(self.lines)))
-
-    def escaped(self, text: str) -> str:
-        return written(escape(text, quote=False) if self.markup else text)
-
-
 @dataclass(frozen=True)
 class Unit:
     """A source to translate. The new target copies `content` (the source or seg-source), with translated `parts`."""
@@ -241,7 +192,7 @@ class Unit:
     source: Node
     content: Node
     target: Node | None
-    parts: list[SourcePart]
+    parts: list[TextPart]
 
 
 class Xliff(Document):
@@ -257,7 +208,7 @@ class Xliff(Document):
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
-        self.root = parse(text)
+        self.root = _TreeBuilder(text).read()
         version = self.root.attributes.get("version", "")
         if self.root.name != "xliff" or version[:2] not in ("1.", "2."):
             raise ValueError(f"not XLIFF 1.2 or 2.x: the root is <{self.root.name[:40]}> of version {version[:20]!r}")
@@ -282,25 +233,23 @@ class Xliff(Document):
 
     def unit(self, node: Node) -> Unit | None:
         """Returns the unit of an element, or None if it has nothing to translate."""
-        sources, targets = node.children("source"), node.children("target")
-        if not sources or node.inherited("translate") == "no":
+        source = node.child("source")
+        if source is None or node.inherited("translate") == "no":
             return None
-        target = targets[0] if targets else None
         status = self.status(node)
         if status == "final" or (status != "untranslated" and not self.options.overwrite):
             return None
-        segmented = node.children("seg-source")
-        content = segmented[0] if segmented else sources[0]
+        content = node.child("seg-source") or source
         marks = [mark for mark in content.children("mrk") if mark.attributes.get("mtype") == "seg"]
         parts = [part for container in marks or [content] for part in self.parts(container)]
-        return Unit(sources[0], content, target, parts) if parts else None
+        return Unit(source, content, node.child("target"), parts) if parts else None
 
     def status(self, node: Node) -> Literal["untranslated", "unreviewed", "translated", "final"]:
         """Returns whether a unit has a translation, and whether a person has checked or approved the translation.
 
         A target of only white space is not a translation.
         """
-        target = next(iter(node.children("target")), None)
+        target = node.child("target")
         state = (target.attributes if self.version == 1 and target else node.attributes).get("state")
         if state in FINAL or node.attributes.get("approved") == "yes":
             return "final"
@@ -313,15 +262,16 @@ class Xliff(Document):
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and target of each translated unit, without inline codes and without unchecked suggestions."""
         for node in self.nodes(self.root):
-            sources, targets = node.children("source"), node.children("target")
-            if sources and targets and self.status(node) in ("translated", "final"):
-                source, target = ("".join(texts_of(side[0])) for side in (sources, targets))
-                if source.strip() and target.strip():
-                    yield source, target
+            source, target = node.child("source"), node.child("target")
+            if source and target and self.status(node) in ("translated", "final"):
+                pair = "".join(texts_of(source)), "".join(texts_of(target))
+                if all(map(str.strip, pair)):
+                    yield pair
 
-    def parts(self, container: Node) -> Iterator[SourcePart]:
+    def parts(self, container: Node) -> Iterator[TextPart]:
         """Yields the parts of a source: the whole source, or, if xml:space preserves lines, the lines of a sentence."""
         markup = is_markup("".join(texts_of(container)))
+        write = _written_markup if markup else written
         pieces: Sequence[Piece] = list(self.pieces(container, markup))
         has_section = "<![CDATA[" in self.text[container.inner : container.inner_end]
         lines = [pieces]
@@ -333,7 +283,7 @@ class Xliff(Document):
             kept = joined if has_section else translatable(joined)  # a CDATA section is replaced as a whole
             if has_words(kept):
                 start, end = without_white_space(self.text, kept[0].start, kept[-1].end)
-                yield SourcePart(start, end, Inline(kept), markup, [len(text) for text in texts[first:last]])
+                yield TextPart(start, end, Inline(kept), write, last - first, max(map(len, texts[first:last])))
 
     def pieces(self, node: Node, markup: bool) -> Iterator[Piece]:
         for child in node.content:
@@ -356,10 +306,11 @@ class Xliff(Document):
         """Yields the pieces of a text. Tags that are escaped in the file become codes."""
         section = self.text.startswith("<![CDATA[", start)
         offsets = [start + match.start() for match in _CHARACTER.finditer(self.text[start:end])] + [end]
-        split = split_markup(text) if section or len(offsets) == len(text) + 1 else [("text", 0, len(text), "")]
+        has_offsets = not section and len(offsets) == len(text) + 1
+        split = split_markup(text) if section or has_offsets else [Tag("text", 0, len(text))]
         for role, first, last, name in split:
-            part, span = text[first:last], (start, end) if section else (offsets[first], offsets[last])
-            if role == "text" and not section and len(offsets) == len(text) + 1:
+            part, span = text[first:last], (offsets[first], offsets[last]) if has_offsets else (start, end)
+            if role == "text" and has_offsets:
                 for line in re.finditer("\n|[^\n]+", part):
                     begin, stop = (offsets[first + index] for index in line.span())
                     yield Piece("text", unescape_entities(line[0]) if markup else line[0], start=begin, end=stop)
@@ -372,15 +323,11 @@ class Xliff(Document):
     def code(self, role: str, start: int, end: int, name: str) -> Piece:
         return Piece(role, "", self.text[start:end], name, role == "alone", start, end)
 
-    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
-        edits: list[FileEdit] = []
+    def edits(self, translations: Sequence[str]) -> list[Replacement]:
+        edits: list[Replacement] = []
         following = iter(translations)
         for unit in self.units:
-            inner: list[FileEdit] = []
-            for part in unit.parts:
-                new = part.written(next(following))
-                if new is not None:
-                    inner.append((part.start, part.end, new))
+            inner = edits_of(unit.parts, following)
             edits += self.target_edits(unit, spliced(self.text, inner, unit.content.inner, unit.content.inner_end))
         language = (self.options.target_language or "").replace("_", "-")
         for holder in self.holders():
@@ -390,13 +337,10 @@ class Xliff(Document):
 
     def holders(self) -> Collection[Node]:
         """Returns the elements of the file whose attributes name the languages of the translation units."""
-        nodes = [unit.source for unit in self.units]
-        for index, node in enumerate(nodes):
-            while node.parent is not None and node.name != self.holder:
-                node = nodes[index] = node.parent
+        nodes = [unit.source.within(self.holder) for unit in self.units]
         return {node.start: node for node in nodes}.values()
 
-    def target_edits(self, unit: Unit, content: str) -> Iterator[FileEdit]:
+    def target_edits(self, unit: Unit, content: str) -> Iterator[Replacement]:
         """Yields the edits that write the target of a unit and its state. A missing target is inserted."""
         state, holder = MACHINE[self.version], unit.source.parent
         assert holder is not None
@@ -404,8 +348,7 @@ class Xliff(Document):
             yield self.start_tag(holder, state)
             state = {}
         source_tag = self.text[unit.source.start : unit.source.inner]
-        name = source_tag[1 : re.search(r"[\s/>]", source_tag).start()]  # type: ignore[union-attr]
-        name = name.removesuffix("source") + "target"
+        name = re.split(r"[\s/>]", source_tag[1:], maxsplit=1)[0].removesuffix("source") + "target"
         if unit.target is not None:
             start, _, tag = self.start_tag(unit.target, state)
             yield start, unit.target.end, f"{tag.rstrip('/>').rstrip()}>{content}</{name}>"
@@ -418,11 +361,11 @@ class Xliff(Document):
         before = (newline_of(self.text) + indent) if line_start and not indent.strip() else ""
         yield unit.content.end, unit.content.end, f"{before}<{name}{attributes}>{content}</{name}>"
 
-    def start_tag(self, node: Node, attributes: dict[str, str]) -> FileEdit:
+    def start_tag(self, node: Node, attributes: dict[str, str]) -> Replacement:
         """Returns the edit that sets attributes of an element."""
         tag = self.text[node.start : node.inner]
         for name, value in attributes.items():
-            span = tag_attributes(tag, Token("opening", 0, len(tag))).get(name.lower())
+            span = tag_attributes(tag, Tag("opening", 0, len(tag))).get(name.lower())
             if span:
                 tag = f'{tag[: span[0]]}"{escape(value)}"{tag[span[1] :]}'
             else:
@@ -433,16 +376,17 @@ class Xliff(Document):
 
 def _preserved_lines(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
     """Returns the pieces of each line, with the line feed. If a pair of codes spans lines, all pieces are one line."""
-    line, lines_of = 0, []
-    for piece in pieces:
-        lines_of.append(line)
-        line += piece.text == "\n"
+    lines = list(accumulate((piece.text == "\n" for piece in pieces[:-1]), initial=0))  # the line of each piece
     pairs = partners([(piece.role, piece.name) for piece in pieces])
-    if any(lines_of[start] != lines_of[end] for start, end in pairs.items()):
+    if any(lines[start] != lines[end] for start, end in pairs.items()):
         return [pieces]
-    return [[piece for piece, _ in group] for _, group in groupby(zip(pieces, lines_of, strict=True), itemgetter(1))]
+    return [[piece for piece, _ in group] for _, group in groupby(zip(pieces, lines, strict=True), itemgetter(1))]
 
 
 def written(text: str) -> str:
     """Returns a text as XML, without characters that are not allowed in XML."""
     return escape(_INVALID.sub("", text), quote=False)
+
+
+def _written_markup(text: str) -> str:
+    return written(escape(text, quote=False))

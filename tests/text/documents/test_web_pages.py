@@ -187,7 +187,7 @@ def test_a_page_whose_translation_says_the_same_stays_byte_for_byte(page):
 def test_tags_are_neither_lost_nor_doubled(page):
     document = read_document(page.encode(), "html", "page.html")
     found = document.render([upper(segment) for segment in document.segments])
-    names = [Counter((token.kind, token.name) for token in tokens(text) if token.name) for text in (page, found)]
+    names = [Counter((token.role, token.name) for token in tokens(text) if token.name) for text in (page, found)]
     assert names[0] == names[1]
 
 

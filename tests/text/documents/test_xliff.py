@@ -123,6 +123,7 @@ def check_xml(text: str) -> None:
         ("&lt;b&gt;Salt &amp;amp; pepper&lt;/b&gt; &amp;eacute;", "&lt;b&gt;SALT &amp;amp; PEPPER&lt;/b&gt; É"),
         ("Salt &amp; pepper, 1 &lt; 2", "SALT &amp; PEPPER, 1 &lt; 2"),
         ("Use &lt;file&gt; (see below)", "USE &lt;file&gt; (SEE BELOW)"),
+        ("&#0000000065; dog runs home", "A DOG RUNS HOME"),  # the positions of its characters are not known
         ("<![CDATA[<p>Hello <b>big</b> & small</p>]]>",
          "&lt;p&gt;HELLO &lt;b&gt;BIG&lt;/b&gt; &amp; SMALL&lt;/p&gt;"),
         ('<g id="1">&lt;b&gt;One&lt;/b&gt;</g> two', '<g id="1">&lt;b&gt;ONE&lt;/b&gt;</g> TWO'),
