@@ -297,7 +297,7 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
     if texts.directions:
         check_one_direction(texts, config)
         results = report.direction_scores(texts, config.metric, settings, bootstrap)
-        show(report.directions_report(results, texts.untrained, config.width), config)
+        show(report.directions_report(texts, results, config.width), config)
     elif config.sentence_level:
         table = metrics.sentence_scores(hypotheses, texts.references, config.metric, settings)
         show(report.sentences_report(table, config.width), config, texts.published)
