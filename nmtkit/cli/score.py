@@ -280,7 +280,7 @@ def score(config: ScoreConfig) -> None:
     if texts.directions:
         check_one_direction(texts)
         results = report.direction_scores(texts, config.metric, settings, bootstrap)
-        shown = report.directions_report(results, texts.untrained, config.width)
+        shown = report.directions_report(texts, results, config.width)
     elif config.sentence_level:
         table = metrics.sentence_scores(hypotheses, texts.references, config.metric, settings)
         shown = report.sentences_report(table, config.width)

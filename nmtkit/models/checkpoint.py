@@ -73,13 +73,13 @@ def dequantized(contents: Checkpoint, path: Path) -> Checkpoint:
         return contents
     scales, model = contents["scales"], dict(contents["model"])
     for name, first in tied_to(model).items():
-        integers, scale = model[name], scales.get(first)
-        if scale is not None and first == name:
+        integers = model[name]
+        if first != name:
+            model[name] = model[first]
+        elif (scale := scales.get(name)) is not None:
             if integers.dtype != torch.int8 or scale.shape != integers.shape[:-1] or not scale.isfinite().all():
                 raise ValueError(f"{path} is damaged: the scales of {name} do not match its weights")
             model[name] = int8.dequantize(integers, scale)
-        elif first != name:
-            model[name] = model[first]
     whole = {name: value for name, value in contents.items() if name not in ("scales", "checksum")} | {"model": model}
     return whole | {"checksum": checksum(whole)}
 

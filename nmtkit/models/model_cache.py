@@ -52,12 +52,6 @@ def checkpoint_path(repository: str, commit: str) -> Path:
     return folder_of(repository) / f"{commit}-{VERSION}" / CHECKPOINT
 
 
-def touch(path: Path) -> None:
-    """Notes that a cached checkpoint is used now."""
-    with suppress(OSError):  # the cache may be read-only
-        os.utime(path.parent)
-
-
 @contextmanager
 def locked(folder: Path, name: str) -> Iterator[None]:
     """Locks the folder of a repository, and waits with a notice while another process has the lock.
@@ -72,9 +66,11 @@ def locked(folder: Path, name: str) -> Iterator[None]:
             if not lock(descriptor):
                 log.info("%s: waiting for another process, which downloads and imports this model", name)
                 lock(descriptor, wait=True)
-        if folder.is_dir() if descriptor is None else _is_at(descriptor, folder):
-            break
-        if descriptor is not None:  # the other process has removed the folder
+        with suppress(OSError):  # the other process has removed the folder
+            found = folder.stat()
+            if descriptor is None or os.path.samestat(os.fstat(descriptor), found):
+                break
+        if descriptor is not None:
             os.close(descriptor)
             descriptor = None
     try:
@@ -84,14 +80,6 @@ def locked(folder: Path, name: str) -> Iterator[None]:
             os.close(descriptor)
         with suppress(OSError):  # the folder is not empty
             folder.rmdir()
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Returns whether the open file or folder `descriptor` is still at `path`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
 
 
 def revisions_of(folder: Path) -> dict[str, str]:
@@ -116,7 +104,7 @@ def note_revision(folder: Path, revision: str, commit: str) -> None:
 def entries() -> list[CacheEntry]:
     """Returns all parts of the cache: models by name, then other folders and files."""
     models = user_cache() / MODEL_FOLDER
-    found = [entry for repository in _children(models) if repository.is_dir() for entry in _commits(repository)]
+    found = [entry for repository in _children(models) for entry in _commits(repository)]
     others = [
         CacheEntry(path.name, path, _size(path), path.stat().st_mtime)
         for path in _children(user_cache())
@@ -127,12 +115,9 @@ def entries() -> list[CacheEntry]:
 
 def _commits(folder: Path) -> Iterator[CacheEntry]:
     repository, noted = folder.name.replace("--", "/", 1), revisions_of(folder)
-    for path in _children(folder):
-        if not path.is_dir():
-            continue
+    for path in filter(Path.is_dir, _children(folder)):
         commit, _, version = path.name.partition("-")
-        used = path.stat().st_mtime
-        unfinished = path.name.startswith(".")
+        used, unfinished = path.stat().st_mtime, path.name.startswith(".")
         if unfinished and time.time() - used < LEFT_SECONDS:
             continue  # another process may be importing
         yield CacheEntry(
@@ -149,24 +134,22 @@ def named(entry: CacheEntry, name: str) -> bool:
     """Returns whether `name` names an entry: NAME, NAME@REVISION, or NAME@ and at least five digits of a commit."""
     whole, at, revision = name.partition("@")
     repository, _, commit = entry.name.partition("@")
-    if whole != repository:
-        return False
-    return not at or revision in entry.revisions or (len(revision) >= 5 and commit.startswith(revision))
+    is_revision = revision in entry.revisions or (len(revision) >= 5 and commit.startswith(revision))
+    return whole == repository and (not at or is_revision)
 
 
 def remove(entry: CacheEntry) -> None:
     """Removes an entry. Raises OSError."""
     if not entry.path.is_dir():
         entry.path.unlink(missing_ok=True)
-        return
-    if not entry.name.startswith(HUB_PREFIX):
+    elif not entry.name.startswith(HUB_PREFIX):
         shutil.rmtree(entry.path)
-        return
-    folder = entry.path.parent
-    with locked(folder, entry.name):
-        shutil.rmtree(entry.path)
-        if not any(path.is_dir() for path in _children(folder)):
-            shutil.rmtree(folder)
+    else:
+        folder = entry.path.parent
+        with locked(folder, entry.name):
+            shutil.rmtree(entry.path)
+            if not any(map(Path.is_dir, _children(folder))):
+                shutil.rmtree(folder)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -2,13 +2,13 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sacrebleu.metrics.base import Metric, Score, Signature
+from sacrebleu.metrics.base import Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
 from nmtkit.config.extras import imported
@@ -71,13 +71,18 @@ class TokenizedBLEU(BLEU):
         return signature
 
 
-class SentenceMetric(Metric):
+class SentenceMetric:
     """Base class of metrics whose corpus score is the mean over sentences.
 
-    The statistics of a sentence are [score of the sentence, 1]. `label` is the name of the metric in the output.
+    The class has those methods of sacreBLEU's metrics that scores, intervals and tests call. Each subclass adds
+    `_extract_corpus_statistics` of sacreBLEU's metrics. The statistics of a sentence are [score of the sentence, 1].
+
+    `label` is the name of the metric in the output, and `facts` are the settings of the metric for the signature. For
+    the signature, sacreBLEU also reads the attributes num_refs, n_bootstrap and seed.
     """
 
     label: str
+    facts: Mapping[str, str]
 
     def _aggregate_and_compute(self, stats: list[list[float]]) -> Score:
         return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
@@ -85,15 +90,11 @@ class SentenceMetric(Metric):
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         return Score(self.label, float(stats[0] / stats[1]))
 
-    # Abstract methods of sacreBLEU. They are never called: each subclass overrides `_extract_corpus_statistics`.
-    def _preprocess_segment(self, sent: str) -> str:
-        raise NotImplementedError
-
-    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[Any]:
-        raise NotImplementedError
+    def get_signature(self) -> Signature:
+        signature = Signature(self.__dict__)
+        for key, value in self.facts.items():
+            signature.update(key, value)
+        return signature
 
 
 class SegmentScores(SentenceMetric):
@@ -101,31 +102,23 @@ class SegmentScores(SentenceMetric):
 
     def __init__(self, name: str, sources: Sequence[str] | None, device: str) -> None:
         """Raises ValueError if there are no source sentences, and the errors of `segment_metric`."""
-        super().__init__()  # type: ignore[no-untyped-call]
         if sources is None:
-            parsed = MetricName.parse(name)
-            raise ValueError(f"{parsed.name} also reads the source: give --src FILE, --data or --test-set")
+            metric = MetricName.parse(name).name
+            raise ValueError(f"{metric} also reads the source: give --src FILE, --data or --test-set")
         self.sources = sources
         self.metric = segment_metric(name, rank_device(device, 1))
-        self.label = self.metric.label
+        self.label, self.facts = self.metric.label, self.metric.signature()
 
     def _extract_corpus_statistics(
         self, hypotheses: Sequence[str], references: Sequence[Sequence[str]] | None
     ) -> list[list[float]]:
-        reference = None
-        if self.metric.reads_reference:
-            if references is None or len(references) != 1:
-                raise ValueError(f"{self.label} takes one reference, not {len(references or ())}")
-            reference = references[0]
+        references = references or ()
+        if self.metric.reads_reference and len(references) != 1:
+            raise ValueError(f"{self.label} takes one reference, not {len(references)}")
+        reference = references[0] if self.metric.reads_reference else None
         self.num_refs = int(self.metric.reads_reference)
         scores = self.metric.scores(hypotheses, sources=self.sources, references=reference)
         return [[score, 1.0] for score in scores]
-
-    def get_signature(self) -> Signature:
-        signature = Signature(self.__dict__)
-        for key, value in self.metric.signature().items():
-            signature.update(key, value)
-        return signature
 
 
 class OffTarget(SentenceMetric):
@@ -142,7 +135,6 @@ class OffTarget(SentenceMetric):
 
     def __init__(self, target_lang: str | None, languages: Sequence[str] = ()) -> None:
         """Raises ImportError without py3langid, and ValueError for a missing or unknown target language."""
-        super().__init__()  # type: ignore[no-untyped-call]
         if target_lang is None:
             raise ValueError("off-target needs the language of the translations: add --target-lang, for example da")
         try:
@@ -158,7 +150,9 @@ class OffTarget(SentenceMetric):
                 [code for code in known if any(same_language(code, each) for each in chosen)]
             )
         self.target_lang = target_lang
-        self.languages = ",".join(sorted({*languages, target_lang})) if languages else "all"
+        among = ",".join(sorted({*languages, target_lang})) if languages else "all"
+        version = f"py3langid-{metadata.version('py3langid')}"
+        self.facts = {"lang": target_lang, "among": among, "version": version}
 
     def off_target(self, lines: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns a mask [lines] of the lines with letters whose most probable language is not the target language."""
@@ -178,10 +172,3 @@ class OffTarget(SentenceMetric):
         score = super()._compute_score_from_stats(stats)
         score._verbose = f"{stats[2] / stats[1]:.1f} % of the references"
         return score
-
-    def get_signature(self) -> Signature:
-        signature = Signature(self.__dict__)
-        signature.update("lang", self.target_lang)
-        signature.update("among", self.languages)
-        signature.update("version", f"py3langid-{metadata.version('py3langid')}")
-        return signature

@@ -11,7 +11,7 @@ _BLOCKS = (*range(0x300, 0x1E00), *range(0xA800, 0xAC00))  # blocks of alphabets
 MARKS = "".join(char for char in map(chr, _BLOCKS) if unicodedata.category(char)[0] == "M")
 # single characters of scripts without spaces, words with their combining marks, white space, other characters
 TOKEN = re.compile(rf"[{UNSPACED_LETTERS}]|(?:[^\W{UNSPACED_LETTERS}][{MARKS}]*)+|\s+|[^\w\s]")
-BOUNDS = (0, 1, 4, 11, 21, 41)  # smallest number of words of each band
+BANDS = ((0, 0), (1, 3), (4, 10), (11, 20), (21, 40), (41, None))  # fewest and most words; None: no upper bound
 WORDS_OF_BLEU = 4  # BLEU compares up to 4 words in a row, so the BLEU of shorter lines is unreliable
 
 
@@ -20,7 +20,7 @@ class LengthBand:
     """The lines of a text whose number of words is at least `fewest` and at most `most`."""
 
     fewest: int
-    most: int | None  # None: no upper bound
+    most: int | None
     rows: Sequence[int]  # indices of the lines
 
     @property
@@ -42,10 +42,9 @@ def word_count(text: str) -> int:
 def length_bands(lines: Sequence[str]) -> list[LengthBand]:
     """Returns the bands that have lines, from few words to many."""
     counts = list(map(word_count, lines))
-    ends: tuple[int | None, ...] = (*BOUNDS[1:], None)
     bands = []
-    for fewest, end in zip(BOUNDS, ends, strict=True):
-        rows = [row for row, count in enumerate(counts) if fewest <= count and (end is None or count < end)]
+    for fewest, most in BANDS:
+        rows = [row for row, count in enumerate(counts) if fewest <= count and (most is None or count <= most)]
         if rows:
-            bands.append(LengthBand(fewest=fewest, most=None if end is None else end - 1, rows=rows))
+            bands.append(LengthBand(fewest=fewest, most=most, rows=rows))
     return bands

@@ -1,17 +1,17 @@
 """Corpus and sentence scores. Each score has a signature that lists all settings of the metric.
 
-BLEU, chrF and TER are computed by sacreBLEU. Tokenized BLEU and neural metrics such as COMET are subclasses of
+BLEU, chrF and TER are computed by sacreBLEU. Tokenized BLEU and neural metrics such as COMET have the interface of
 sacreBLEU's metrics, so that confidence intervals and significance tests work for all metrics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nmtkit.config import suggestion
 from nmtkit.jobs import progress
 from nmtkit.scoring.segments import NEURAL_METRICS, MetricName
-from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, warn_if_unsegmented
+from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, sacrebleu_metric, warn_if_unsegmented
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
 KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "tokenized-bleu", "off-target", *NEURAL_METRICS)
@@ -89,45 +89,34 @@ def part_scores(
     The statistics of a sentence are computed once, even if it is in several parts. With `sentence_level`, BLEU uses
     only n-gram lengths that do not exceed the length of the part. `bootstrap` and the errors are as in `score`.
     """
-    check_sentences(hypotheses, references, metrics)
     table = []
-    built = build_metrics(metrics, settings or MetricSettings(), references, sentence_level)
+    built = build_metrics(metrics, settings, references, [hypotheses], sentence_level)
     for name, metric in zip(metrics, built, strict=True):
         progress.begin(f"Computing {name}")
         statistics = metric._extract_corpus_statistics(hypotheses, references or None)
         results = [_aggregate(metric, [statistics[row] for row in rows], bootstrap) for rows in parts]
         signature = str(metric.get_signature())  # read last, because it lists the number of resamples
-        table.append(
-            [
-                Score(
-                    name=result.name,
-                    value=float(result.score),
-                    signature=signature,
-                    details=result._verbose,
-                    mean=float(result._mean) if bootstrap else None,
-                    interval=float(result._ci) if bootstrap else None,
-                )
-                for result in results
-            ]
-        )
+        table.append([Score(**fields, signature=signature) for fields in results])
     return table
 
 
-def _aggregate(metric: Any, statistics: list[Any], bootstrap: int) -> Any:
-    """Returns sacreBLEU's corpus score from the statistics of sentences.
+def _aggregate(metric: Any, statistics: list[Any], bootstrap: int) -> dict[str, Any]:
+    """Returns the fields of a corpus score, without the signature, from the statistics of sentences.
 
     If `bootstrap` is not 0, the score has a confidence interval from this number of resamples.
     """
     from sacrebleu.significance import _bootstrap_resample
 
     result = metric._aggregate_and_compute(statistics)
+    fields = {"name": result.name, "value": float(result.score), "details": result._verbose}
     if bootstrap:
         metric.n_bootstrap = bootstrap
         metric.seed, samples = _bootstrap_resample(statistics, metric, bootstrap)
         for sample in samples:  # scores of chrF are np.float32, except for samples without matches
             sample.score = float(sample.score)
         result.estimate_ci(samples)
-    return result
+        fields |= {"mean": float(result._mean), "interval": float(result._ci)}
+    return fields
 
 
 def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:
@@ -156,17 +145,21 @@ def check_names(names: Sequence[str]) -> None:
 
 def build_metrics(
     names: Sequence[str],
-    settings: MetricSettings,
+    settings: MetricSettings | None,
     references: Sequence[Sequence[str]] = (),
+    systems: Iterable[Sequence[str]] = (),
     sentence_level: bool = False,
 ) -> list[Any]:
     """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names in `KNOWN_METRICS`.
 
     Logs a warning for metrics that compare words if the `references` are written without spaces. Raises the errors of
-    `check_names` and `build_metric`, and ValueError if two metrics have the same name in the output.
+    `check_sentences` for the translations of each of the `systems`, the errors of `check_names` and `build_metric`, and
+    ValueError if two metrics have the same name in the output.
     """
+    for hypotheses in systems:
+        check_sentences(hypotheses, references, names)
     check_names(names)
-    metrics = [build_metric(name, settings, sentence_level) for name in names]
+    metrics = [build_metric(name, settings or MetricSettings(), sentence_level) for name in names]
     labels = [metric.label for metric in metrics if hasattr(metric, "label")]
     if len(set(labels)) < len(labels):
         raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a model folder")
@@ -182,8 +175,6 @@ def build_metric(name: str, settings: MetricSettings, sentence_level: bool) -> A
     Raises ValueError for an unknown tokenizer or unusable settings, and ImportError for a missing package.
     """
     from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-    from sacrebleu.metrics.ter import TER
 
     if name == "bleu":
         tokenize = bleu_tokenizer(settings.target_lang) if settings.tokenize == "auto" else settings.tokenize
@@ -191,11 +182,9 @@ def build_metric(name: str, settings: MetricSettings, sentence_level: bool) -> A
             raise ValueError(f"unknown tokenizer {tokenize!r}; {suggestion(tokenize, ['auto', *BLEU.TOKENIZERS])}")
         if extra := missing_extra(tokenize):
             raise ImportError(f"the tokenizer {tokenize} is not installed: pip install 'sacrebleu[{extra}]'")
-        return BLEU(tokenize=tokenize, lowercase=settings.lowercase, effective_order=sentence_level)
-    if name in ("chrf", "chrf++"):
-        return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=settings.lowercase)
-    if name == "ter":
-        return TER()
+        return sacrebleu_metric(name, tokenize, settings.lowercase, sentence_level)
+    if name in ("chrf", "chrf++", "ter"):
+        return sacrebleu_metric(name, lowercase=settings.lowercase)
     from nmtkit.scoring.extra_metrics import OffTarget, SegmentScores, TokenizedBLEU
 
     if name == "tokenized-bleu":

@@ -1,7 +1,7 @@
 """Reports of `nmtkit score`: each report is a value for JSON and the same facts as lines of text."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,14 +67,10 @@ def with_test_set(report: ScoreReport, title: str, *, in_lines: bool) -> ScoreRe
     return ScoreReport(named, [*report.lines, *([f"references  {title}"] if in_lines else [])])
 
 
-# direction, such as en-de -> number of sentences, scores
-DirectionScores = Mapping[Direction, tuple[int, list[Score]]]
-
-
 def direction_scores(
     texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings, bootstrap: int
-) -> dict[Direction, tuple[int, list[Score]]]:
-    """Returns the number of sentences and the scores of each direction of a dataset of many directions."""
+) -> dict[Direction, list[Score]]:
+    """Returns the scores of each direction of a dataset of many directions."""
     codes = tuple(dict.fromkeys(code for each in texts.directions for code in (each.source, each.target)))
     result = {}
     for direction in texts.directions:
@@ -82,33 +78,33 @@ def direction_scores(
         (lines,) = part.systems.values()
         sources = None if part.sources is None else tuple(part.sources)
         own = replace(settings, target_lang=direction.target, sources=sources, languages=settings.languages or codes)
-        result[direction] = len(lines), score(lines, part.references, metrics, own, bootstrap=bootstrap)
+        result[direction] = score(lines, part.references, metrics, own, bootstrap=bootstrap)
     return result
 
 
-def directions_report(directions: DirectionScores, untrained: Collection[Direction], width: int) -> ScoreReport:
-    """Returns the report of a dataset of many directions, with the mean of each score over the trained directions."""
-    trained = [scores for direction, (_, scores) in directions.items() if direction not in untrained]
-    columns = list(zip(*(trained or [scores for _, scores in directions.values()]), strict=True))
+def directions_report(texts: ScoredTexts, directions: Mapping[Direction, list[Score]], width: int) -> ScoreReport:
+    """Returns the report of a dataset of many directions, with the mean of each score over the trained directions.
+
+    `directions` has the scores of each direction of `texts`.
+    """
+    trained = [scores for direction, scores in directions.items() if direction not in texts.untrained]
+    columns = list(zip(*(trained or directions.values()), strict=True))
     means = {column[0].name: sum(score.value for score in column) / len(column) for column in columns}
-    rows: list[dict[str, Any]] = [
-        {"direction": str(direction), "sentences": count, "scores": list(map(plain, scores))}
-        | ({"trained": False} if direction in untrained else {})
-        for direction, (count, scores) in directions.items()
-    ]
-    table = [["direction", "sentences", *means]]
-    for direction, (count, scores) in directions.items():
-        name = f"{direction}{' *' * (direction in untrained)}"
-        table.append([name, f"{count:,}", *(number(score, width) for score in scores)])
-    table.append(["average", "", *(f"{mean:.{width}f}" for mean in means.values())])
-    lines = right_aligned(table)
-    if any(direction in untrained for direction in directions):
-        lines.append("* no training pairs; not part of the average")
+    rows, table = [], [["direction", "sentences", *means]]
     names: dict[str, list[str]] = {}
     longest = max(map(len, means))
-    for direction, (_, scores) in directions.items():
+    for direction, scores in directions.items():
+        count, is_trained = len(texts.directions[direction]), direction not in texts.untrained
+        row = {"direction": str(direction), "sentences": count, "scores": list(map(plain, scores))}
+        rows.append(row if is_trained else row | {"trained": False})
+        mark = "" if is_trained else " *"
+        table.append([f"{direction}{mark}", f"{count:,}", *(number(score, width) for score in scores)])
         for each in scores:
             names.setdefault(f"{each.name:<{longest}}  {each.signature}", []).append(str(direction))
+    table.append(["average", "", *(f"{mean:.{width}f}" for mean in means.values())])
+    lines = right_aligned(table)
+    if len(trained) < len(directions):
+        lines.append("* no training pairs; not part of the average")
     lines += ["", *(name + ("" if len(of) == len(directions) else f"  {', '.join(of)}") for name, of in names.items())]
     return ScoreReport({"directions": rows, "average": means}, lines)
 

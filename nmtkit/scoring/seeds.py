@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.jobs import progress
-from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, build_metrics, check_sentences
+from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, build_metrics
 from nmtkit.scoring.significance import SAMPLES
 
 ResampledScores = npt.NDArray[np.float64]
@@ -66,25 +66,18 @@ def compare_seeds(
     all systems (Koehn 2004). Raises the same errors as `metrics.score`.
     """
     texts = [text for seeds in systems.values() for text in seeds]
-    for text in texts:
-        check_sentences(text, references, metrics)
     result: dict[str, list[SeedScores]] = {name: [] for name in systems}
-    for name, metric in zip(metrics, build_metrics(metrics, settings or MetricSettings(), references), strict=True):
+    for name, metric in zip(metrics, build_metrics(metrics, settings, references, texts), strict=True):
         progress.begin(f"Comparing the systems by {name}")
         scores = resampled(metric, texts, references, samples)
-        label = metric.corpus_score(texts[0], references or None).name
-        baseline, begin = scores[: len(next(iter(systems.values())))], 0
-        for number, (system, seeds) in enumerate(systems.items()):
-            own = scores[begin : begin + len(seeds)]
-            begin += len(seeds)
-            result[system].append(
-                SeedScores(
-                    name=label,
-                    signature=str(metric.get_signature()),
-                    values=own[:, 0].tolist(),
-                    difference=difference(own, baseline) if number else None,
-                )
-            )
+        signature = str(metric.get_signature())
+        label = metric._aggregate_and_compute(metric._extract_corpus_statistics(texts[0], references or None)).name
+        ends = np.cumsum([len(seeds) for seeds in systems.values()])
+        baseline, *others = np.split(scores, ends[:-1])
+        differences = [None, *(difference(other, baseline) for other in others)]
+        for system, own, gap in zip(systems, (baseline, *others), differences, strict=True):
+            values = own[:, 0].tolist()
+            result[system].append(SeedScores(name=label, signature=signature, values=values, difference=gap))
     return result
 
 

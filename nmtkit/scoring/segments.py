@@ -56,10 +56,6 @@ class MetricName:
         return cls(name, None)
 
     @property
-    def is_neural(self) -> bool:
-        return self.name in NEURAL_METRICS
-
-    @property
     def reads_reference(self) -> bool:
         return self.name not in QUALITY_ESTIMATES
 

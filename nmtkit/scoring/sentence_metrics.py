@@ -1,12 +1,11 @@
 """Metrics of single translations by name: sentence scores of sacreBLEU, GLEU, and neural metrics."""
 
-from collections import Counter
 from functools import cache
 from typing import Any
 
 from nmtkit.config.files import explained
 from nmtkit.scoring.segments import SegmentMetric, TextLines, check_available, check_segment_metric
-from nmtkit.scoring.tokenizers import characters_apart
+from nmtkit.scoring.tokenizers import characters_apart, sacrebleu_metric
 
 
 class StringMetric(SegmentMetric):
@@ -17,18 +16,9 @@ class StringMetric(SegmentMetric):
     """
 
     def __init__(self, name: str) -> None:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-        from sacrebleu.metrics.ter import TER
-
         self.label = name
-        self._scorer: Any = None  # GLEU
-        if name == "bleu":
-            self._scorer = BLEU(effective_order=True)
-        elif name in ("chrf", "chrf++"):
-            self._scorer = CHRF(word_order=2 if name == "chrf++" else 0)
-        elif name == "ter":
-            self._scorer = TER()
+        self._scorer = None if name == "gleu" else sacrebleu_metric(name, sentence_level=True)
+        if name == "ter":
             self.worst, self.best = 100.0, 0.0
 
     def scores(
@@ -49,14 +39,12 @@ class StringMetric(SegmentMetric):
 
 def gleu(candidate: str, reference: str) -> float:
     """Returns the minimum of precision and recall of all n-grams of one to four words (Wu et al. 2016, section 5)."""
-    candidate_ngrams, reference_ngrams = _ngrams(candidate), _ngrams(reference)
+    from sacrebleu.metrics.helpers import extract_all_word_ngrams
+
+    tokenized = map(_tokenizer(), (candidate, reference))
+    candidate_ngrams, reference_ngrams = (extract_all_word_ngrams(text, 1, 4)[0] for text in tokenized)
     total = max(candidate_ngrams.total(), reference_ngrams.total())
     return (candidate_ngrams & reference_ngrams).total() / total if total else 1.0
-
-
-def _ngrams(text: str) -> Counter[tuple[str, ...]]:
-    words = _tokenizer()(text).split()
-    return Counter(tuple(words[start : start + n]) for n in range(1, 5) for start in range(len(words) - n + 1))
 
 
 @cache

@@ -8,18 +8,22 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
 
 from nmtkit.jobs import progress
 from nmtkit.pages.charts import histogram
 from nmtkit.pages.document import Html, render, visible
 from nmtkit.scoring.lengths import TOKEN, WORDS_OF_BLEU, length_bands, word_count
 from nmtkit.scoring.metrics import MetricSettings, Score, part_scores, sentence_scores
+from nmtkit.scoring.segments import MetricName
 from nmtkit.scoring.significance import Comparison
 from nmtkit.scoring.texts import ScoredTexts
 
 SHOWN = 3000  # maximum number of sentences on the page
 LONGEST = 1000  # maximum number of compared tokens (words, spaces, marks); time grows with the square of this number
-LOWER_IS_BETTER = ("TER", "off-target", "MetricX")  # first words of the names of scores
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _WORD = re.compile(r"\w[\w.&'’/-]*\w|\w")
 
@@ -30,8 +34,8 @@ Mark = tuple[str, str]  # a part of a text, and its class: "" for common words, 
 class ComparedSentence:
     """A source sentence with the translations of two systems, and their scores.
 
-    A difference is the gain of the second system minus the gain of the first system. The gain is the score, negated if
-    lower scores are better. So a positive difference means that the second system is better.
+    A difference is positive if the second system is better: the score of the second system minus the score of the first
+    system or, if lower scores are better, the reverse.
     """
 
     number: int
@@ -52,10 +56,11 @@ def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettin
     """Returns all sentences of the two systems of `texts`, with their scores."""
     systems = list(texts.systems.values())
     tables = [sentence_scores(system, texts.references, metrics, settings) for system in systems]
+    rising = [MetricName.parse(name).higher_is_better for name in metrics]
     progress.begin("Comparing", "sentences", len(systems[0]))
     result = []
     for row, (first, second) in enumerate(zip(*systems, strict=True)):
-        columns = [[column[row] for column in table] for table in tables]
+        columns = [[column[row].value for column in table] for table in tables]
         references = [text[row] for text in texts.references]
         source = None if texts.sources is None else texts.sources[row]
         result.append(
@@ -64,19 +69,14 @@ def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettin
                 source=source,
                 references=references,
                 texts=differences(first, second, references),
-                scores=([each.value for each in columns[0]], [each.value for each in columns[1]]),
-                differences=[gain(b) - gain(a) for a, b in zip(*columns, strict=True)],
+                scores=(columns[0], columns[1]),
+                differences=[b - a if higher else a - b for a, b, higher in zip(*columns, rising, strict=True)],
                 faults=(faults(first, references, source), faults(second, references, source)),
                 length=word_count(references[0]),
             )
         )
         progress.advance(1)
     return result
-
-
-def gain(score: Score) -> float:
-    """Returns the value of a score, negated if lower values are better."""
-    return -score.value if score.name.startswith(LOWER_IS_BETTER) else score.value
 
 
 def differences(first: str, second: str, references: Sequence[str]) -> tuple[list[Mark], list[Mark]]:
@@ -94,16 +94,11 @@ def differences(first: str, second: str, references: Sequence[str]) -> tuple[lis
             "" if index in kept or index >= LONGEST or token.isspace() else "right" if token in known else "wrong"
             for index, token in enumerate(tokens)
         ]
-        joined: list[Mark] = []
-        for index, (token, mark) in enumerate(zip(tokens, marks, strict=True)):
-            between = token.isspace() and joined and index + 1 < len(marks) and index not in kept
-            if between and joined[-1][1] == marks[index + 1]:
-                mark = joined[-1][1]  # a space between two marked words belongs to both
-            if joined and joined[-1][1] == mark:
-                joined[-1] = joined[-1][0] + token, mark
-            else:
-                joined.append((token, mark))
-        return joined
+        for index in range(1, len(tokens) - 1):
+            if tokens[index].isspace() and index not in kept and marks[index - 1] == marks[index + 1]:
+                marks[index] = marks[index - 1]  # a space between two marked words belongs to both
+        groups = groupby(zip(tokens, marks, strict=True), key=itemgetter(1))
+        return [("".join(token for token, _ in group), mark) for mark, group in groups]
 
     return parts(a, common[0]), parts(b, common[1])
 
@@ -146,15 +141,16 @@ def page(
 ) -> str:
     """Returns the page. `comparison` has the scores of both systems, with p-values."""
     names = list(dict.fromkeys(each.score.name for each in comparison))
+    differences = dict(zip(names, zip(*(each.differences for each in compared), strict=True), strict=True))
     by_size = sorted(compared, key=lambda each: -abs(each.differences[0]))[:SHOWN]
     return render(
         "side_by_side.html",
         title=" and ".join(texts.systems),
         systems=list(texts.systems),
         metrics=names,
-        scores=[_score_row(name, comparison, compared, index) for index, name in enumerate(names)],
+        scores=[_score_row(name, comparison, differences[name]) for name in names],
         lengths=_by_length(texts, metrics, settings),
-        chart=Html(_chart(names[0], [each.differences[0] for each in compared])),
+        chart=Html(_chart(differences[names[0]])),
         sentences=by_size,
         total=len(compared),
         equal=sum(each.equal for each in compared),
@@ -164,18 +160,16 @@ def page(
     )
 
 
-def _score_row(
-    name: str, comparison: Sequence[Comparison], compared: Sequence[ComparedSentence], index: int
-) -> list[str]:
+def _score_row(name: str, comparison: Sequence[Comparison], differences: Sequence[float]) -> list[str]:
     first, second = (each for each in comparison if each.score.name == name)
-    better = (
-        sum(each.differences[index] < 0 for each in compared),
-        sum(each.differences[index] > 0 for each in compared),
-    )
-    change = second.score.value - first.score.value
+    better = sum(each < 0 for each in differences), sum(each > 0 for each in differences)
     p = "" if second.p_value is None else f"{second.p_value:.3f}"
-    shown = [f"{each.score.value:.1f}" for each in (first, second)]
-    return [name, *shown, f"{change:+.1f}", p, *(f"{count:,}" for count in better)]
+    return [name, *_compared(first.score, second.score), p, *(f"{count:,}" for count in better)]
+
+
+def _compared(first: Score, second: Score) -> list[str]:
+    """Returns two scores and their difference for a row of a table."""
+    return [f"{first.value:.1f}", f"{second.value:.1f}", f"{second.value - first.value:+.1f}"]
 
 
 def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[list[str]]:
@@ -183,27 +177,15 @@ def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSetti
     bands = length_bands(texts.references[0])
     if metrics[0] == "bleu":
         bands = [band for band in bands if band.fewest >= WORDS_OF_BLEU]
-    tables = [
-        part_scores(system, texts.references, [band.rows for band in bands], metrics[:1], settings)[0]
-        for system in texts.systems.values()
-    ]
+    rows = [band.rows for band in bands]
+    tables = [part_scores(each, texts.references, rows, metrics[:1], settings)[0] for each in texts.systems.values()]
     return [
-        [
-            band.title.replace(" ", "\u00a0"),
-            f"{len(band.rows):,}",
-            f"{a.value:.1f}",
-            f"{b.value:.1f}",
-            f"{b.value - a.value:+.1f}",
-        ]
-        for band, a, b in zip(bands, *tables, strict=True)
+        [band.title.replace(" ", "\u00a0"), f"{len(band.rows):,}", *_compared(*scores)]
+        for band, *scores in zip(bands, *tables, strict=True)
     ]
 
 
-def _chart(name: str, values: Sequence[float]) -> str:
-    edge = max(1.0, *map(abs, values))
-    bins = 20
-    counts = [0] * bins
-    for value in values:
-        counts[min(bins - 1, int((value + edge) / (2 * edge) * bins))] += 1
-    edges = [2 * edge * index / bins - edge for index in range(bins + 1)]
-    return histogram("B − A", edges, counts, [], "points", "sentences")
+def _chart(differences: Sequence[float]) -> str:
+    edge = max(1.0, *map(abs, differences))
+    counts, edges = np.histogram(differences, bins=20, range=(-edge, edge))
+    return histogram("B − A", edges.tolist(), counts.tolist(), [], "points", "sentences")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nmtkit.jobs import progress
-from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, Score, build_metrics, check_sentences
+from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, Score, build_metrics
 
 Test = Literal["bootstrap", "randomization"]
 SAMPLES: Mapping[Test, int] = {"bootstrap": 1000, "randomization": 10000}
@@ -44,39 +44,30 @@ def compare(
 
     if len(systems) < 2:
         raise ValueError("a comparison needs at least two systems")
-    for hypotheses in systems.values():
-        check_sentences(hypotheses, references, metrics)
-    paired = PairedTest(
+    built = build_metrics(metrics, settings, references, systems.values())
+    paired: Any = PairedTest(
         list(systems.items()),
-        {
-            str(index): metric
-            for index, metric in enumerate(build_metrics(metrics, settings or MetricSettings(), references))
-        },
+        {str(index): metric for index, metric in enumerate(built)},
         references or None,
         test_type={"bootstrap": "bs", "randomization": "ar"}[test],
         n_samples=samples or SAMPLES[test],
         n_ar_confidence=SAMPLES["bootstrap"] if confidence and test == "randomization" else -1,
     )
     progress.begin("Comparing the systems")
-    signatures, scores = paired()
-    results: dict[str, list[Any]] = dict(scores)
+    signatures, results = paired()
     baseline, *_ = systems.values()
     return [
         Comparison(
             system=system,
-            score=_score(name, str(signature), result),
+            score=Score(
+                name=name,
+                value=float(result.score),
+                signature=str(signature),
+                mean=None if result.mean is None else float(result.mean),
+                interval=None if result.ci is None else float(result.ci),
+            ),
             p_value=None if result.p_value is None else 1.0 if hypotheses == baseline else float(result.p_value),
         )
         for name, signature in signatures.items()
         for (system, hypotheses), result in zip(systems.items(), results[name], strict=True)
     ]
-
-
-def _score(name: str, signature: str, result: Any) -> Score:
-    return Score(
-        name=name,
-        value=float(result.score),
-        signature=signature,
-        mean=None if result.mean is None else float(result.mean),
-        interval=None if result.ci is None else float(result.ci),
-    )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -58,8 +59,9 @@ def translations_of(lines: list[str], name: Path) -> list[str]:
     a later line is not a record.
     """
     if _best_translation(lines[0]) is None:
-        if _is_object(lines[0]):
-            logger.warning("%s: the first line is JSON without a translation, so the lines are scored as text", name)
+        with suppress(ValueError):
+            if isinstance(parse_json(lines[0]), dict):
+                logger.warning("%s: the first line is JSON without a translation: the lines are scored as text", name)
         return lines
     translations = []
     for number, line in enumerate(lines, 1):
@@ -100,13 +102,6 @@ def _best_translation(line: str) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return translation if isinstance(translation, str) else None
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(parse_json(line), dict)
-    except ValueError:
-        return False
 
 
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Chooses sacreBLEU's tokenizer by language, and warns about text that is written without spaces."""
+"""Makes sacreBLEU's metrics, chooses their tokenizer by language, and warns about text without spaces."""
 
 import functools
 import importlib.util
@@ -29,6 +29,20 @@ logger = logging.getLogger("nmtkit")
 def warn_once(message: str) -> None:
     """Logs a warning once per process, because training computes scores at every validation."""
     logger.warning("%s", message)
+
+
+def sacrebleu_metric(name: str, tokenize: str = DEFAULT, lowercase: bool = False, sentence_level: bool = False) -> Any:
+    """Returns sacreBLEU's metric object for bleu, chrf, chrf++ or ter, which always ignores case, as in TERCOM.
+
+    With `sentence_level`, BLEU uses only n-gram lengths that do not exceed the length of the text.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
+
+    if name == "bleu":
+        return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=sentence_level)
+    return TER() if name == "ter" else CHRF(word_order=2 if name == "chrf++" else 0, lowercase=lowercase)
 
 
 def missing_extra(tokenizer: str) -> str | None:

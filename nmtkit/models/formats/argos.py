@@ -47,19 +47,12 @@ def save(source: Path, destination: Path, languages: tuple[str, str], quantizati
             f"{source} has a SentencePiece model for each side, and an Argos package has one model; give --format "
             "ctranslate2, or train with a joint vocabulary"
         )
-    from_code, to_code = languages
-    metadata = {
-        "package_version": "1.0",
-        "argos_version": ARGOS_VERSION,
-        "from_code": from_code,
-        "from_name": name_of(from_code),
-        "to_code": to_code,
-        "to_name": name_of(to_code),
-    }
-    card = model_card(contents, USAGE.format(source=from_code, target=to_code), "argostranslate")
-    name = f"translate-{from_code}_{to_code}"
+    metadata = {"package_version": "1.0", "argos_version": ARGOS_VERSION}
+    for side, code in zip(("from", "to"), languages, strict=True):
+        metadata |= {f"{side}_code": code, f"{side}_name": name_of(code)}
+    card = model_card(contents, USAGE.format(source=languages[0], target=languages[1]), "argostranslate")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / name
+        folder = Path(temporary) / f"translate-{'_'.join(languages)}"
         folder.mkdir()
         ctranslate2.save(source, folder / "model", quantization)
         for copy in (folder / "model").glob("*.model"):  # the package has this model at its top

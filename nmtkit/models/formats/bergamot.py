@@ -12,7 +12,7 @@ a tensor whose name is the name of the matrix with the ending _QuantMultA. These
 few sentences. The embeddings are also the output projection.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,12 @@ def shortlist_of(contents: Mapping[str, Any], tokenizer: Tokenizer) -> LexicalEn
 # --- scales of the inputs -------------------------------------------------------------------------------------------
 
 
-def products(model: Transformer) -> dict[str, list[str]]:
+def products(model: Transformer) -> dict[nn.Module, list[str]]:
     """Maps each linear layer of nmtkit to the names of its matrices in Marian. A layer may hold several matrices."""
     modules = dict(model.named_modules())
-    weights = {ours.removesuffix(".weight"): theirs for ours, theirs in MARIAN.of(model.config).items()}
-    layers = {name: theirs for name, theirs in weights.items() if isinstance(modules.get(name), nn.Linear)}
-    return layers | {"output_projection": [OUTPUT]}
+    weights = {modules.get(name.removesuffix(".weight")): theirs for name, theirs in MARIAN.of(model.config).items()}
+    weights[model.output_projection] = [OUTPUT]
+    return {module: theirs for module, theirs in weights.items() if isinstance(module, nn.Linear)}
 
 
 def input_scales(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
@@ -129,12 +129,12 @@ def input_scales(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple
     these values plus 1.1 standard deviations, but at most the largest value. Inputs larger than m are clipped.
     """
     layers = products(model)
-    largest: dict[str, list[float]] = {name: [] for name in layers}
+    largest: dict[nn.Module, list[float]] = {module: [] for module in layers}
 
-    def recorder(values: list[float]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, inputs: values.append(float(inputs[0].abs().max()))
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        largest[module].append(float(inputs[0].abs().max()))
 
-    hooks = [model.get_submodule(name).register_forward_pre_hook(recorder(largest[name])) for name in layers]
+    hooks = [module.register_forward_pre_hook(record) for module in layers]
     sources = tokenizer.encode_source([source for source, _ in pairs]).lists()
     targets = tokenizer.encode_target([target for _, target in pairs]).lists()
     with torch.inference_mode():
@@ -144,9 +144,9 @@ def input_scales(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple
     for hook in hooks:
         hook.remove()
     scales: dict[str, float] = {}
-    for name, values in largest.items():
+    for module, values in largest.items():
         limit = min(float(np.mean(values) + 1.1 * np.std(values)), max(values))
-        scales |= dict.fromkeys(layers[name], 127 / max(limit, 1e-6))
+        scales |= dict.fromkeys(layers[module], 127 / max(limit, 1e-6))
     return scales
 
 

@@ -92,8 +92,7 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     names = CTRANSLATE2
     if config.activation in GATED:
         names = replace(names, rows={**names.rows, "feed_forward.fc1": "ffn.linear_0 ffn.linear_0_noact"})
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    tensors = split(state, names.of(config))
+    tensors = split(model.state_dict(), names.of(config))
     embeddings = {"encoder.embeddings.0": model.source_embedding, "decoder.embeddings": model.target_embedding}
     for name, embedding in embeddings.items():
         tensors[f"{name}.weight"] = embedding.tokens.weight

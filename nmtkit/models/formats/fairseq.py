@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nmtkit.config import derive
@@ -68,6 +67,7 @@ IGNORED = re.compile(
     r"(en|de)coder\.(version|embed_positions\.(_float_tensor|weights))"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
 )
+NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")  # norms of a decoder layer
 
 
 def is_model(source: Path) -> bool:
@@ -89,11 +89,13 @@ def load(source: Path) -> Checkpoint:
         settings = settings_of(contents, path)
     if not isinstance(contents.get("model"), dict):
         raise ValueError(f"{path} does not hold weights; it is not a checkpoint of fairseq")
-    tensors = {str(name): tensor for name, tensor in contents["model"].items() if torch.is_tensor(tensor)}
-    weights = Weights(upgraded(tensors), path)
-    source_table, target_table, tokenizer = vocabularies(path, settings, weights)
+    weights = Weights(contents["model"], path)
+    weights.tensors = upgraded(weights.tensors)
+    tables, tokenizer = vocabularies(settings, weights)
     config = config_of(settings, tokenizer.joint)
-    return transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, source_table, target_table), path)
+    equal = ("share_all_embeddings", "share_decoder_input_output_embed")
+    tensors = weights.to_nmtkit(FAIRSEQ, config, tables, equal, IGNORED.pattern)
+    return transformer_checkpoint(config, tokenizer, tensors, path)
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> ModelSettings:
             raise ValueError(f"{path} holds neither args nor cfg; it is not a checkpoint of fairseq")
         model, task = parts["model"], parts.get("task")
         task = task if isinstance(task, dict) else {}
-        arguments = {**task, "task": task.get("_name"), **model}
+        arguments = {**task, **model}
         arguments["arch"] = model.get("arch") or model.get("_name")
         arguments["task"] = model.get("task") or task.get("task") or task.get("_name")
     for side in ("encoder", "decoder"):  # newer checkpoints have separate parts for the encoder and the decoder
@@ -133,26 +135,25 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
         if settings.values.get(name):
             raise ValueError(f"{path} has {name} {settings.values[name]}, which nmtkit's Transformer does not support")
     width, inner = settings.integer("encoder_embed_dim"), settings.integer("encoder_ffn_embed_dim")
-    learned = settings.same_flag("encoder_learned_pos", "decoder_learned_pos")
+    learned = settings.same(settings.flag, "encoder_learned_pos", "decoder_learned_pos", default=False)
     shared = settings.flag("share_all_embeddings", False)
     if shared and not joint:
         raise ValueError(f"{path} has share_all_embeddings, but its source and target dictionaries differ")
+    widths = ("encoder_embed_dim", "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
     longest = ("max_source_positions", "max_target_positions")
     changes = {
         "encoder_layers": settings.integer("encoder_layers"),
         "decoder_layers": settings.integer("decoder_layers"),
-        "d_model": settings.same(
-            "encoder_embed_dim", "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim", default=width
-        ),
-        "d_ff": settings.same("encoder_ffn_embed_dim", "decoder_ffn_embed_dim", default=inner),
-        "heads": settings.same("encoder_attention_heads", "decoder_attention_heads"),
-        "pre_norm": settings.same_flag("encoder_normalize_before", "decoder_normalize_before"),
+        "d_model": settings.same(settings.integer, *widths, default=width),
+        "d_ff": settings.same(settings.integer, "encoder_ffn_embed_dim", "decoder_ffn_embed_dim", default=inner),
+        "heads": settings.same(settings.integer, "encoder_attention_heads", "decoder_attention_heads"),
+        "pre_norm": settings.same(settings.flag, "encoder_normalize_before", "decoder_normalize_before", default=False),
         "activation": settings.one_of("activation_fn", ("relu", "gelu")),
         "attention_bias": True,
         "output_bias": True,  # the bias hides entries that the original model does not have
         "positions": "learned" if learned else "sinusoidal_fairseq",
         "position_offset": 0 if learned else PADDING + 1,
-        "max_positions": settings.same(*longest) if learned else settings.integer(longest[0]),
+        "max_positions": settings.same(settings.integer, *(longest if learned else longest[:1])),
         "scale_embeddings": not settings.flag("no_scale_embedding", False),
         "embedding_norm": settings.flag("layernorm_embedding", False),
         "share_embeddings": shared,
@@ -169,16 +170,16 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
 # --- vocabularies ---------------------------------------------------------------------------------------------------
 
 
-def vocabularies(path: Path, settings: ModelSettings, weights: Weights) -> tuple[IdTable, IdTable, Tokenizer]:
-    """Reads dictionaries and SentencePiece models. Returns the source table, the target table and the tokenizer."""
-    folder = path.parent
-    files = dictionary_files(path, settings)
+def vocabularies(settings: ModelSettings, weights: Weights) -> tuple[list[IdTable], Tokenizer]:
+    """Reads dictionaries and SentencePiece models. Returns the source and target tables, and the tokenizer."""
+    folder = settings.path.parent
+    files = dictionary_files(settings)
     models = tokenizer_files(folder, [file.name.split(".")[1] for file in files])
     names: dict[str, str] = {}
     by_side = [dictionary(file) for file in files]
     if settings.value("task") == TASKS[1]:
-        with naming(path):
-            names = language_tokens(path, settings)
+        with naming(settings.path):
+            names = language_tokens(settings)
         if by_side[0] != by_side[1]:
             raise ValueError(f"{folder} has different dictionaries; a multilingual model needs a single dictionary")
         for by_id in by_side:
@@ -197,36 +198,34 @@ def vocabularies(path: Path, settings: ModelSettings, weights: Weights) -> tuple
         entries = [piece for piece in by_id.values() if not piece.startswith("madeupword") and piece not in names]
         if 2 * sum(piece in known for piece in entries) < len(entries):
             raise ValueError(
-                f"{file} and the SentencePiece model in {folder} have few pieces in common: they belong to different "
-                "models"
+                f"{file} and the SentencePiece model in {folder} belong to different models: few pieces are in both"
             )
         pieces = {id: names.get(piece, piece) for id, piece in by_id.items()}
         both = models if by_side[0] == by_side[1] else [model]
         languages = set(names.values())
         tables.append(table_of(pieces, rows, both, None, file, stands_for_language=languages.__contains__))
-    return tables[0], tables[1], tokenizer_of(tables, models)
+    return tables, tokenizer_of(tables, models)
 
 
 def dictionary(path: Path) -> dict[int, str]:
     """Returns the entries of a dict.txt by id, special entries first. Raises ValueError for an invalid line."""
-    by_id = dict(enumerate(SPECIAL))
-    known = set(SPECIAL)
+    ids = {piece: id for id, piece in enumerate(SPECIAL)}
     lines = read_text(path).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip() and number == len(lines):
             continue
         word, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
         overwrites = line.rstrip().endswith(" #fairseq:overwrite")
-        if not word or not count.lstrip("-").isdigit() or (word in known and not overwrites):
+        if not word or not count.lstrip("-").isdigit() or (word in ids and not overwrites):
             raise ValueError(f"{path}, line {number}: {line[:60]!r} must be a new word and its count")
-        if word in known:  # the earlier entry keeps its row, but gets a name that text never produces
-            by_id |= {id: unused(id) for id, piece in by_id.items() if piece == word}
-        known.add(word)
-        by_id[len(by_id)] = word
-    return by_id
+        if word in ids:  # the earlier entry keeps its row, but gets a name that text never produces
+            id = ids.pop(word)
+            ids[unused(id)] = id
+        ids[word] = len(ids)
+    return {id: piece for piece, id in ids.items()}
 
 
-def language_tokens(path: Path, settings: ModelSettings) -> dict[str, str]:
+def language_tokens(settings: ModelSettings) -> dict[str, str]:
     """Maps the language tokens of fairseq, in the order of their ids, to the language tokens of nmtkit.
 
     Two arrangements are supported. In M2M-100, the source begins with the token of the source language, and the target
@@ -239,35 +238,31 @@ def language_tokens(path: Path, settings: ModelSettings) -> dict[str, str]:
     template = {("src", "tgt"): "__{}__", ("tgt", None): ">>{}<<", ("tgt", False): ">>{}<<"}.get(places)
     if template is None or values.get("lang_tok_replacing_bos_eos"):
         raise ValueError(
-            f"{path} has the language tokens {places} on source and target; nmtkit supports ('src', 'tgt') "
+            f"{settings.path} has the language tokens {places} on source and target; nmtkit supports ('src', 'tgt') "
             "and ('tgt', None), and does not support lang_tok_replacing_bos_eos"
         )
-    languages = values.get("langs") or []
+    languages = listed(values.get("langs"))
     if not languages:
-        pairs = values.get("lang_pairs") or []
-        pairs = pairs.split(",") if isinstance(pairs, str) else pairs
-        languages = sorted({language for pair in pairs for language in pair.split("-")})
-    if isinstance(languages, str):
-        languages = languages.split(",")
+        languages = sorted({language for pair in listed(values.get("lang_pairs")) for language in pair.split("-")})
     theirs = "[{}]" if values.get("lang_tok_style") == "mbart" else "__{}__"
     return {theirs.format(language): template.format(language) for language in languages}
+
+
+def listed(value: Any) -> list[str]:
+    """Returns the elements of a list, or of a text with commas."""
+    return value.split(",") if isinstance(value, str) and value else list(value or ())
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
 def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weights under the names of fairseq 0.12. Leaves out tensors that are not weights."""
-    norms = {
-        "encoder": ["self_attn_layer_norm", "final_layer_norm"],
-        "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
-    }
+    """Returns the weights under the names of fairseq 0.12."""
+    norms = {"encoder": NORMS[::2], "decoder": NORMS}  # an encoder layer has no cross-attention
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         old_norm = re.fullmatch(r"((en|de)coder)(\.layers\.\d+)\.layer_norms\.([012])\.(weight|bias)", name)
         old_projections = re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name)
-        if IGNORED.fullmatch(name):
-            continue
         if old_norm and int(old_norm[4]) < len(norms[old_norm[1]]):
             merged[f"{old_norm[1]}{old_norm[3]}.{norms[old_norm[1]][int(old_norm[4])]}.{old_norm[5]}"] = tensor
         elif old_projections and tensor.dim() and len(tensor) % 3 == 0:
@@ -278,35 +273,15 @@ def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
-def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. `source` and `target` give the order of the rows."""
-    embeddings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
-    if config.share_embeddings:
-        weights.check_equal(embeddings[:2], "share_all_embeddings")
-    if config.tie_output:
-        weights.check_equal(embeddings[1:], "share_decoder_input_output_embed")
-    tensors = {
-        "source_embedding.tokens.weight": weights.rows(source.rows, embeddings[0]),
-        "target_embedding.tokens.weight": weights.rows(target.rows, embeddings[1]),
-        "output_projection.weight": weights.rows(target.rows, embeddings[1 if config.tie_output else 2]),
-        "output_projection.bias": weights.output_bias("decoder.output_projection.bias", target),
-    }
-    tensors |= weights.layers(FAIRSEQ.of(config)) | weights.learned_positions(config)
-    weights.check_all_taken()
-    return tensors
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
 def checkpoint_file(folder: Path) -> Path:
     """Returns the first of `NAMES` in a folder, or else its only .pt file. Raises FileNotFoundError or ValueError."""
     files = sorted(folder.glob("*.pt"))
-    for name in NAMES:
-        if folder / name in files:
-            return folder / name
-    if len(files) == 1:
-        return files[0]
+    named = [folder / name for name in NAMES if folder / name in files]
+    if named or len(files) == 1:
+        return [*named, *files][0]
     if not files:
         raise FileNotFoundError(f"{folder} does not contain a checkpoint such as {NAMES[0]}")
     raise ValueError(
@@ -314,22 +289,23 @@ def checkpoint_file(folder: Path) -> Path:
     )
 
 
-def dictionary_files(path: Path, settings: ModelSettings) -> list[Path]:
+def dictionary_files(settings: ModelSettings) -> list[Path]:
     """Returns the source dictionary and the target dictionary in the folder of a checkpoint.
 
     The checkpoint usually names the source language and the target language. Otherwise, the languages come from the
     name of the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. Raises FileNotFoundError or
     ValueError with the files to add or to rename.
     """
-    files = {file.name.split(".")[1]: file for file in sorted(path.parent.glob("dict.*.txt"))}
-    if len(files) < 2 and (path.parent / "dict.txt").is_file():
-        return [path.parent / "dict.txt"] * 2
+    folder = settings.path.parent
+    files = {file.name.split(".")[1]: file for file in sorted(folder.glob("dict.*.txt"))}
+    if len(files) < 2 and (folder / "dict.txt").is_file():
+        return [folder / "dict.txt"] * 2
     languages = (settings.text("source_lang", ""), settings.text("target_lang", ""))
     data = str(settings.values.get("data") or "")
     if not files or any(language and language not in files for language in languages):
         missing = next((language for language in languages if language and language not in files), "SRC")
         raise FileNotFoundError(
-            f"{path.parent / f'dict.{missing}.txt'}: no such file; the dictionaries of fairseq's dataset "
+            f"{folder / f'dict.{missing}.txt'}: no such file; the dictionaries of fairseq's dataset "
             f"({data or 'data-bin'}) must be in the folder of the checkpoint"
         )
     if settings.value("task") == TASKS[1] or len({read_bytes(file) for file in files.values()}) == 1:
@@ -342,7 +318,7 @@ def dictionary_files(path: Path, settings: ModelSettings) -> list[Path]:
             return [files[str(name)] for name in order]
     names = ", ".join(file.name for file in files.values())
     raise ValueError(
-        f"{path.parent} contains {names}, but the checkpoint does not name its languages; rename the files to "
+        f"{folder} contains {names}, but the checkpoint does not name its languages; rename the files to "
         "dict.source.txt and dict.target.txt"
     )
 

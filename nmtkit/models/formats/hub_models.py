@@ -7,8 +7,10 @@ model that `nmtkit import` reads. Only files at the top of the repository are co
 
 import glob
 import logging
+import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nmtkit.config.files import HUB_PREFIX, explained, new_folder, user_cache
@@ -68,7 +70,8 @@ def _checkpoint(name: str) -> Path:
                 _import(name, repository, revision or MAIN, files, path)
     if files is not None and revision != commit:
         model_cache.note_revision(folder, revision or MAIN, commit)
-    model_cache.touch(path)
+    with suppress(OSError):  # the cache may be read-only
+        os.utime(path.parent)  # `nmtkit cache` shows the time of the last use
     log.info("%s is commit %s, in %s", name, commit[:12], path)
     return path
 
@@ -77,14 +80,10 @@ def _import(name: str, repository: str, revision: str, files: Listing, path: Pat
     """Writes the checkpoint of a commit to `path`, with facts about its origin, completely or not at all."""
     log.info("%s: downloading commit %s", name, files.commit[:12])
     contents, kind = _contents(name, repository, files)
-    contents["origin"] = {
-        **contents.get("origin", {}),
-        "repository": repository,
-        "revision": revision,
-        "commit": files.commit,
-        "format": kind,
-        **({} if files.license is None else {"license": files.license}),
-    }
+    origin = {"repository": repository, "revision": revision, "commit": files.commit, "format": kind}
+    if files.license is not None:
+        origin["license"] = files.license
+    contents["origin"] = contents.get("origin", {}) | origin
     try:
         with new_folder(path.parent) as folder:
             checkpoint_file.save(folder / path.name, contents)
@@ -120,8 +119,8 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
             return checkpoint_file.read(download(checkpoints) / checkpoints[0]), "nmtkit"
         if len(checkpoints) == 1:
             return detect.load(download([*texts, *checkpoints])), "fairseq"
-        if any(file.endswith(".npz") for file in top):
-            return detect.load(download([*texts, *(file for file in top if file.endswith(".npz"))])), "Marian"
+        if weights := [file for file in top if file.endswith(".npz")]:
+            return detect.load(download([*texts, *weights])), "Marian"
     except (ValueError, FileNotFoundError) as error:
         raise error if name in str(error) else ValueError(f"{name}: {error}") from error
     present = ", ".join(sorted(top)[:8]) or "no file"

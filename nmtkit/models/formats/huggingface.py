@@ -7,7 +7,7 @@ does not need the package transformers.
 
 import base64
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,7 @@ from nmtkit.models.formats import pickles
 from nmtkit.models.formats.names import TRANSFORMERS
 from nmtkit.models.formats.reading import ModelSettings, naming, read_json
 from nmtkit.models.formats.safetensors import load_safetensors
-from nmtkit.models.formats.vocabulary import (
-    SPECIAL,
-    IdTable,
-    is_language,
-    read_model,
-    table_of,
-    tokenizer_of,
-)
+from nmtkit.models.formats.vocabulary import SPECIAL, IdTable, is_language, read_model, table_of, tokenizer_of
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
@@ -50,11 +43,10 @@ FIXED: dict[str, dict[str, Any]] = {
     "m2m_100": {"positions": "sinusoidal_fairseq", "pre_norm": True},
     "mbart": {"positions": "learned", "pre_norm": True, "embedding_norm": True, "output_bias": True},
 }
-# Search setting -> values without effect. The settings are in generation_config.json; older models use config.json.
-SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,), "length_penalty": (1.0,), "no_repeat_ngram_size": (0,), "repetition_penalty": (1.0,),
-    "min_length": (0,), "num_beam_groups": (1,), "diversity_penalty": (0.0,), "do_sample": (False,),
-    "forced_bos_token_id": (),
+# Search setting -> value without effect. The settings are in generation_config.json; older models use config.json.
+SEARCH_SETTINGS: dict[str, float | None] = {
+    "num_beams": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "min_length": 0,
+    "num_beam_groups": 1, "diversity_penalty": 0.0, "do_sample": False, "forced_bos_token_id": None,
 }  # fmt: skip
 
 log = logging.getLogger("nmtkit")
@@ -67,31 +59,31 @@ def load(folder: Path) -> Checkpoint:
     ImportError if the weights need the package safetensors and the package is missing. Warns about search settings and
     added tokens, which are not imported.
     """
-    settings = ModelSettings(
-        read_json(folder / CONFIG_FILE, "a folder of transformers contains this file"), folder / CONFIG_FILE
-    )
+    path = folder / CONFIG_FILE
+    settings = ModelSettings(read_json(path, "a folder of transformers contains this file"), path)
     kind = settings.one_of("model_type", LOADERS)
     config = config_of(settings, kind)
     weights = Weights(read_weights(folder), folder)
     if not config.output_bias:
         leave_out_bias(weights, folder)
     sizes = vocabulary_sizes(settings, weights)
-    source, target, tokenizer = LOADERS[kind](folder, settings, sizes)
+    tables, tokenizer = LOADERS[kind](folder, settings, sizes)
     shared = tokenizer.joint and settings.flag("share_encoder_decoder_embeddings", True)
-    config = replace(config, output_bias=config.output_bias or bool(target.hidden), share_embeddings=shared)
-    contents = transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, source, target), folder)
+    config = replace(config, output_bias=config.output_bias or bool(tables[1].hidden), share_embeddings=shared)
+    equal = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
+    tensors = weights.to_nmtkit(TRANSFORMERS, config, tables, equal, IGNORED)
+    contents = transformer_checkpoint(config, tokenizer, tensors, folder)
     warn_of_search_settings(folder, settings)
-    if languages := languages_of(folder, tokenizer):
+    about = {} if tokenizer.languages else optional_json(folder / TOKENIZER_FILE)
+    languages = [about.get("source_lang"), about.get("target_lang")]
+    if all(isinstance(language, str) for language in languages):  # a bilingual model
         contents["origin"] = {"languages": languages}
     return contents
 
 
-def languages_of(folder: Path, tokenizer: Tokenizer) -> list[str] | None:
-    """Returns the source and the target language of a bilingual model, or None if tokenizer_config.json lacks them."""
-    path = folder / TOKENIZER_FILE
-    about = read_json(path) if path.exists() and not tokenizer.languages else {}
-    languages = [about.get("source_lang"), about.get("target_lang")]
-    return [str(language) for language in languages] if all(isinstance(code, str) for code in languages) else None
+def optional_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file, or an empty dict if there is no such file."""
+    return read_json(path) if path.exists() else {}
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -105,8 +97,8 @@ def config_of(settings: ModelSettings, kind: str) -> TransformerConfig:
         "encoder_layers": settings.integer("encoder_layers"),
         "decoder_layers": settings.integer("decoder_layers"),
         "d_model": settings.integer("d_model"),
-        "d_ff": settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
-        "heads": settings.same("encoder_attention_heads", "decoder_attention_heads"),
+        "d_ff": settings.same(settings.integer, "encoder_ffn_dim", "decoder_ffn_dim"),
+        "heads": settings.same(settings.integer, "encoder_attention_heads", "decoder_attention_heads"),
         "dropout": settings.fraction("dropout", 0.1),
         "attention_dropout": settings.fraction("attention_dropout", defaults["attention_dropout"]),
         "activation_dropout": settings.fraction("activation_dropout", 0.0),
@@ -128,26 +120,23 @@ def vocabulary_sizes(settings: ModelSettings, weights: Weights) -> tuple[int, in
 
     Raises ValueError if the embeddings have a different number of rows.
     """
-    source = settings.integer("vocab_size")
-    sizes = source, source
+    source = target = settings.integer("vocab_size")
     if not settings.flag("share_encoder_decoder_embeddings", True):
-        sizes = source, settings.integer("decoder_vocab_size", source)
-    for stack, name, size in zip(("encoder", "decoder"), ("vocab_size", "decoder_vocab_size"), sizes, strict=True):
-        rows = len(weights.matrix(*embedding_names(stack)))
+        target = settings.integer("decoder_vocab_size", source)
+    sides = (("vocab_size", source, TRANSFORMERS.source), ("decoder_vocab_size", target, TRANSFORMERS.target))
+    for name, size, embeddings in sides:
+        rows = len(weights.matrix(*embeddings))
         if rows != size:
             raise ValueError(f"{settings.path}: {name} is {size}, but the embeddings have {rows} rows")
-    return sizes
+    return source, target
 
 
 def warn_of_search_settings(folder: Path, settings: ModelSettings) -> None:
     """Warns if the model has search settings, because a checkpoint of nmtkit does not hold search settings."""
     path = folder / GENERATION_FILE
-    values = {**settings.values, **(read_json(path) if path.exists() else {})}
-    asked = [
-        f"{name} {values[name]}"
-        for name, neutral in SEARCH_SETTINGS.items()
-        if values.get(name) is not None and values[name] not in neutral
-    ]
+    values = {**settings.values, **optional_json(path)}
+    found = {name: values.get(name) for name in SEARCH_SETTINGS}
+    asked = [f"{name} {value}" for name, value in found.items() if value not in (None, SEARCH_SETTINGS[name])]
     if asked:
         log.warning(
             "%s: search settings are not imported: %s; give flags of generate instead, such as --beam",
@@ -158,26 +147,19 @@ def warn_of_search_settings(folder: Path, settings: ModelSettings) -> None:
 # --- tokenizers -----------------------------------------------------------------------------------------------------
 
 
-def marian_tokenizer(
-    folder: Path, settings: ModelSettings, sizes: tuple[int, int]
-) -> tuple[IdTable, IdTable, Tokenizer]:
+def marian_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, int]) -> tuple[list[IdTable], Tokenizer]:
     """Reads two SentencePiece models, and either one table of ids for both models or one table for each model."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
     start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
-    starts: list[int | None]
-    if settings.flag("share_encoder_decoder_embeddings", True):
-        paths, sides, starts = [folder / VOCAB_FILE], [models], [start]
-    else:  # the first token of the decoder is an entry of the target table
-        paths, sides = [folder / VOCAB_FILE, folder / "target_vocab.json"], [models[:1], models[1:]]
-        starts = [None, start]
-    tables = []
-    for path, size, side, first in zip(paths, sizes, sides, starts, strict=False):
-        by_id = pieces_by_id(path)
-        tables.append(table_of(by_id, size, side, first, path))
-    added = added_tokens(folder, set(tables[0].pieces), len(tables[0].pieces))
-    warn_of_added_tokens(folder, set(added.values()) - set(tables[0].pieces), set())
+    files: dict[Path, tuple[list[bytes], int | None]] = {folder / VOCAB_FILE: (models, start)}
+    if not settings.flag("share_encoder_decoder_embeddings", True):  # the target table has the decoder's first token
+        files = {folder / VOCAB_FILE: (models[:1], None), folder / "target_vocab.json": (models[1:], start)}
+    sides = zip(files.items(), sizes, strict=False)
+    tables = [table_of(pieces_by_id(path), size, side, first, path) for (path, (side, first)), size in sides]
+    known = set(tables[0].pieces)
+    warn_of_added_tokens(folder, added_tokens(folder, known, len(known)), known)
     tables = [tables[0], tables[-1]]
-    return tables[0], tables[1], tokenizer_of(tables, models)
+    return tables, tokenizer_of(tables, models)
 
 
 MBART_50 = "MBart50Tokenizer"
@@ -191,10 +173,10 @@ M2M_100 = (
 LANGUAGE_CODES = {"m2m100": M2M_100, "wmt21": "en ha is ja cs ru zh de"}
 
 
-def m2m_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, int]) -> tuple[IdTable, IdTable, Tokenizer]:
+def m2m_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, int]) -> tuple[list[IdTable], Tokenizer]:
     """Reads one SentencePiece model. The ids come from vocab.json (M2M-100), or follow the numbering of fairseq."""
     path = folder / TOKENIZER_FILE
-    about = read_json(path) if path.exists() else {}
+    about = optional_json(path)
     if settings.value("model_type") == "mbart" and MBART_50 not in (
         settings.values.get("tokenizer_class"),
         str(about.get("tokenizer_class")).removesuffix("Fast"),
@@ -217,9 +199,8 @@ def m2m_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, int])
             model, by_id = sentencepiece_model(read_json(folder / TOKENIZER_JSON), folder / TOKENIZER_JSON)
     if (folder / VOCAB_FILE).exists():
         by_id = pieces_by_id(folder / VOCAB_FILE)
-    size = len(by_id)
-    added = added_tokens(folder, set(by_id.values()), size)
-    known = set(by_id.values())
+    size, known = len(by_id), set(by_id.values())
+    added = added_tokens(folder, known, size)
     by_id |= added
     if about.get("language_codes") is not None:
         codes = LANGUAGE_CODES[ModelSettings(about, path).one_of("language_codes", LANGUAGE_CODES)].split()
@@ -229,16 +210,11 @@ def m2m_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, int])
     start = settings.integer("decoder_start_token_id", eos)
     path = folder / (VOCAB_FILE if (folder / VOCAB_FILE).exists() else SPM_FILE)
     table = table_of(by_id, sizes[0], [model], None if start == eos else start, path)
-    languages = set(table.pieces) & table.control
-    warn_of_added_tokens(folder, set(added.values()) - known, languages)
-    return table, table, Tokenizer(table.renumber(model))
+    warn_of_added_tokens(folder, added, known | table.control)
+    return [table, table], tokenizer_of([table], [model])
 
 
-LOADERS: dict[str, Callable[[Path, ModelSettings, tuple[int, int]], tuple[IdTable, IdTable, Tokenizer]]] = {
-    "marian": marian_tokenizer,
-    "m2m_100": m2m_tokenizer,
-    "mbart": m2m_tokenizer,
-}
+LOADERS = {"marian": marian_tokenizer, "m2m_100": m2m_tokenizer, "mbart": m2m_tokenizer}
 
 
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
@@ -249,29 +225,27 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
     """
     tokens_by_id: dict[int, str] = {}
     for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):
-        if (folder / name).exists():
-            contents = read_json(folder / name)
-            with naming(folder / name):
-                tokens = contents.get(key, {})
-                entries = tokens.items() if isinstance(tokens, dict) else ((token["id"], token) for token in tokens)
-                tokens_by_id |= {check_id(id, folder / name): str(token["content"]) for id, token in entries}
+        with naming(folder / name):
+            tokens = optional_json(folder / name).get(key, {})
+            entries = tokens.items() if isinstance(tokens, dict) else ((token["id"], token) for token in tokens)
+            tokens_by_id |= {check_id(id, folder / name): str(token["content"]) for id, token in entries}
     if (folder / "added_tokens.json").exists():
         tokens_by_id |= pieces_by_id(folder / "added_tokens.json")
     path = folder / "special_tokens_map.json"
-    if not any(is_language(token) for token in tokens_by_id.values()) and path.exists():
+    if not any(map(is_language, tokens_by_id.values())):
         with naming(path):
-            names = read_json(path).get("additional_special_tokens", [])
+            names = optional_json(path).get("additional_special_tokens", [])
             texts = [name if isinstance(name, str) else str(name["content"]) for name in names]
         tokens_by_id |= dict(enumerate((text for text in texts if text not in pieces), size))
     return tokens_by_id
 
 
-def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
+def warn_of_added_tokens(folder: Path, added: Mapping[int, str], known: Collection[str]) -> None:
     """Warns of `added` tokens, except `known` and special tokens, because the import leaves these tokens out.
 
     transformers separates these tokens from the text before SentencePiece divides the text into pieces.
     """
-    tokens = sorted(added - known - SPECIAL)
+    tokens = sorted(set(added.values()) - {*known, *SPECIAL})
     if tokens:
         more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
         log.warning(
@@ -310,33 +284,6 @@ def leave_out_bias(weights: Weights, folder: Path) -> None:
         log.warning(
             "%s: final_logits_bias is not imported, because M2M100ForConditionalGeneration has no output bias", folder
         )
-
-
-def embedding_names(stack: str) -> tuple[str, str]:
-    """Returns the possible names of the embeddings of the encoder or decoder in a file, the preferred name first."""
-    own_name = f"model.{stack}.embed_tokens.weight"
-    return ("model.shared.weight", own_name) if stack == "encoder" else (own_name, "model.shared.weight")
-
-
-def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
-    encoder, decoder = embedding_names("encoder"), embedding_names("decoder")
-    if config.share_embeddings:
-        weights.check_equal([*encoder, decoder[0]], "share_encoder_decoder_embeddings")
-        decoder = encoder
-    output = decoder if config.tie_output else ("lm_head.weight",)
-    if config.tie_output:
-        weights.check_equal([weights.first_name(*decoder), "lm_head.weight"], "tie_word_embeddings")
-    tensors = {
-        "source_embedding.tokens.weight": weights.rows(source.rows, *encoder),
-        "target_embedding.tokens.weight": weights.rows(target.rows, *decoder),
-        "output_projection.weight": weights.rows(target.rows, *output),
-    }
-    if config.output_bias:
-        tensors["output_projection.bias"] = weights.output_bias("final_logits_bias", target)
-    tensors |= weights.layers(TRANSFORMERS.of(config)) | weights.learned_positions(config, "model.")
-    weights.check_all_taken(IGNORED)
-    return tensors
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -391,7 +338,9 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
         )
     if kind == "BPE":
         by_id = {id: piece for piece, id in model["vocab"].items()}
-        products = [by_piece(merge, model["vocab"]) for merge in model["merges"]]
+        # older files have a text for each pair
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        products = [model["vocab"][left + right] for left, right in pairs]
         if products != sorted(products):
             raise ValueError(f"{path}: its merges are not in the order of its pieces, so SentencePiece cannot use them")
         scores = {piece: float(-id) for id, piece in by_id.items()}
@@ -401,12 +350,6 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
     added = {token["content"] for token in contents.get("added_tokens") or []} | {"<unk>", "<s>", "</s>", "<pad>"}
     pieces = [ModelPiece(piece, scores[piece]) for _, piece in sorted(by_id.items()) if piece not in added]
     return new_model(pieces, "bpe" if kind == "BPE" else "unigram", charsmap(contents, path)), by_id
-
-
-def by_piece(merge: Any, ids: Mapping[str, int]) -> int:
-    """Returns the id of the piece that a merge makes. A merge is a pair of pieces, or a text in older files."""
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return ids[left + right]
 
 
 def splits_at_spaces(contents: Mapping[str, Any]) -> bool:

@@ -105,17 +105,12 @@ def save(source: Path, destination: Path) -> None:
     if program == M2M:
         check_languages(tokenizer, source)
     transformer = check_expressible(model, source, program, SAME[program], ALLOWED[program])
-    if program == M2M:
-        hidden = hidden_ids(transformer, tokenizer, source)
-        rows = rows_of(tokenizer, hidden)
-        weights, files = m2m_weights(transformer, rows), m2m_files(transformer.config, tokenizer, hidden, len(rows))
-    else:
-        weights, files = marian_weights(transformer, tokenizer), marian_files(transformer.config, tokenizer)
+    add_biases(transformer)
+    weights, files = as_m2m(transformer, tokenizer, source) if program == M2M else as_marian(transformer, tokenizer)
     first, second = (*tokenizer.languages, "de", "de")[:2]
     usage = USAGE[program].replace("SOURCE", first).replace("TARGET", second)
     usage += SEARCH_NOTE.format(GENERATION_FILE)
-    kind = files[CONFIG_FILE]["model_type"]
-    files["README.md"] = model_card(contents, usage, kind, "transformers")
+    files["README.md"] = model_card(contents, usage, files[CONFIG_FILE]["model_type"], "transformers")
     weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     with new_folder(destination) as folder:
         save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})
@@ -123,25 +118,18 @@ def save(source: Path, destination: Path) -> None:
 
 
 def json_files(
-    program: str,
-    kind: str,
-    config: TransformerConfig,
-    sizes: Mapping[str, Any],
-    forbidden: list[int],
-    ids: dict[str, int],
+    config: TransformerConfig, entries: Mapping[str, Any], forbidden: list[int], ids: dict[str, int]
 ) -> dict[str, Any]:
     """Returns config.json, and generation_config.json for the search that is nearest to nmtkit's defaults.
 
-    `sizes` are further entries of config.json, `forbidden` are ids of tokens that a translation never contains, and
+    `entries` are further entries of config.json, `forbidden` are ids of tokens that a translation never contains, and
     `ids` are the ids of special tokens.
     """
     sides: dict[str, int] = {}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
     settings = {
-        "architectures": [program],
-        "model_type": kind,
-        **sizes,
+        **entries,
         "tie_word_embeddings": True,
         "d_model": config.d_model,
         **sides,
@@ -154,8 +142,6 @@ def json_files(
         "is_encoder_decoder": True,
         "dtype": "float32",
     }
-    if program == MARIAN:
-        settings |= {"normalize_before": False, "static_position_embeddings": True}
     search: dict[str, Any] = {"num_beams": BEAM, "length_penalty": LENGTH_EXPONENT, "early_stopping": "never"}
     search |= {"max_length": 512, "bad_words_ids": [[id] for id in forbidden]}
     return {CONFIG_FILE: settings | ids, GENERATION_FILE: search | ids}
@@ -164,36 +150,30 @@ def json_files(
 # --- MarianMTModel --------------------------------------------------------------------------------------------------
 
 
-def marian_weights(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Returns the weights under the names of transformers, with the dimensions in the order of MarianMTModel."""
-    add_biases(model)
-    state, axes = model.state_dict(), torch.arange(model.config.d_model)
-    if model.config.positions == "sinusoidal":
+def as_marian(model: Transformer, tokenizer: Tokenizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the weights and the files of a MarianMTModel by name. The weights have its order of dimensions."""
+    config, state, axes = model.config, model.state_dict(), torch.arange(model.config.d_model)
+    if config.positions == "sinusoidal":
         axes = torch.cat([axes[::2], axes[1::2]])  # the old index of each new dimension
         for name, tensor in state.items():
             if name.rpartition(".")[0].endswith(WRITES):
                 state[name] = tensor[axes]
             elif name.endswith(".weight"):
                 state[name] = tensor[:, axes]
-    source, target = (state[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
-    if tokenizer.joint and model.config.share_embeddings:
-        tensors = {"model.shared.weight": target}
-    else:
-        tensors = {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
-    bias = state.get("output_projection.bias", torch.zeros(len(target)))
-    return tensors | {"final_logits_bias": bias[None]} | split(state, TRANSFORMERS.of(model.config))
-
-
-def marian_files(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the files with the settings and the tokenizer of the export, by name."""
     source = tokenizer.source_pieces(range(tokenizer.source_size))
     target = tokenizer.target_pieces(range(tokenizer.target_size))
-    shared = tokenizer.joint and config.share_embeddings
-    tables = {VOCAB_FILE: source} if shared else {VOCAB_FILE: source, "target_vocab.json": target}
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": shared}
+    names = {"source": "model.encoder.embed_tokens.weight", "target": "model.decoder.embed_tokens.weight"}
+    tables = {VOCAB_FILE: source, "target_vocab.json": target}
+    if shared := tokenizer.joint and config.share_embeddings:
+        names, tables = {"source": "model.shared.weight"}, {VOCAB_FILE: source}
+    weights = {name: state[f"{side}_embedding.tokens.weight"] for side, name in names.items()}
+    weights["final_logits_bias"] = state.get("output_projection.bias", torch.zeros(len(target)))[None]
+    entries = {"architectures": [MARIAN], "model_type": "marian", "share_encoder_decoder_embeddings": shared}
+    entries |= {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+    entries |= {"normalize_before": False, "static_position_embeddings": True}
     about = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared, "model_max_length": 512}
-    return {
-        **json_files(MARIAN, "marian", config, sizes, [BOS, UNK], MARIAN_IDS),
+    return weights | split(state, TRANSFORMERS.of(config)), {
+        **json_files(config, entries, [BOS, UNK], MARIAN_IDS),
         "source.spm": tokenizer.source_model,
         "target.spm": tokenizer.target_model,
         **{name: {piece.lstrip(FOREIGN): id for id, piece in enumerate(table)} for name, table in tables.items()},
@@ -218,12 +198,12 @@ def check_languages(tokenizer: Tokenizer, source: Path) -> None:
         raise ValueError(f"{source} has languages that M2M100Tokenizer does not have: {', '.join(missing)}; {advice}")
 
 
-def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[int]:
+def hidden_ids(model: Transformer, pieces: Collection[str], source: Path) -> set[int]:
     """Returns the ids to which the output bias gives the probability 0 (hidden ids).
 
     Raises ValueError if an export without the bias and without these ids would have different probabilities. Hidden ids
     can be left out if the bias of all other ids is 0, and if each hidden id has the embedding of a known id: </s> for
-    the first token of the decoder, and <unk> for pieces.
+    the first token of the decoder, and <unk> for pieces. `pieces` are the names of the ids.
     """
     bias = model.state_dict().get("output_projection.bias")
     if bias is None:
@@ -231,7 +211,7 @@ def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[in
     rows, hidden = model.target_embedding.tokens.weight, bias <= HIDDEN / 2
     ids = set(hidden.nonzero().flatten().tolist())
     copies = all(torch.equal(rows[id], rows[EOS if id == BOS else UNK]) for id in ids)
-    if bias[~hidden].any() or not copies or (BOS in ids and unused(START) not in piece_ids(tokenizer)):
+    if bias[~hidden].any() or not copies or (BOS in ids and unused(START) not in pieces):
         raise ValueError(
             f"{source} has a trained output bias, which {M2M} does not support; train with --no-output-bias, or "
             "give --format safetensors"
@@ -239,52 +219,29 @@ def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[in
     return ids
 
 
-def piece_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Returns the ids of the pieces by text, in order, without <unk>, bos, eos and language tokens.
+def as_m2m(model: Transformer, tokenizer: Tokenizer, source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the weights and the files of an M2M100ForConditionalGeneration by name.
 
-    Some entries of an imported model do not stand for a piece. They have names such as <unused 7>.
+    Some ids of an imported model do not stand for a piece. They have names such as <unused 7>. In the export, these ids
+    come last.
     """
-    ids = range(3, tokenizer.source_size - len(tokenizer.languages))
-    return dict(zip(tokenizer.source_pieces(ids), ids, strict=True))
-
-
-def ordinary_pieces(tokenizer: Tokenizer, hidden: Collection[int]) -> dict[str, int]:
-    """Returns the ids of the pieces for the table of the export, vocab.json, by text, in order.
-
-    Special tokens, entries that do not stand for a piece, and the ids in `hidden` are left out.
-    """
-    ids = piece_ids(tokenizer)
-    return {piece: id for piece, id in ids.items() if piece not in NAMES and not is_unused(piece) and id not in hidden}
-
-
-def rows_of(tokenizer: Tokenizer, hidden: Collection[int]) -> list[int]:
-    """Returns, for each id of the export, the index of its row in nmtkit's embeddings."""
-    ids = piece_ids(tokenizer)
+    config, state, languages = model.config, model.state_dict(), M2M_100.split()
+    numbers = range(3, tokenizer.source_size - len(tokenizer.languages))
+    ids = dict(zip(tokenizer.source_pieces(numbers), numbers, strict=True))
+    hidden = hidden_ids(model, ids, source)
     rest = {piece: id for piece, id in ids.items() if is_unused(piece)}
+    pieces = [piece for piece, id in ids.items() if piece not in NAMES and piece not in rest and id not in hidden]
     start = rest.pop(unused(START)) if BOS in hidden else BOS
-    languages = (tokenizer.languages.get(code, start) for code in M2M_100.split())
-    pieces = ordinary_pieces(tokenizer, hidden).values()
-    return [start, ids.get("<pad>", start), EOS, UNK, *pieces, *languages, *rest.values()]
-
-
-def m2m_weights(model: Transformer, rows: list[int]) -> dict[str, Tensor]:
-    """Returns the weights under the names of transformers. `rows` is the result of `rows_of`."""
-    add_biases(model)
-    state = model.state_dict()
+    rows = [start, ids.get("<pad>", start), EOS, UNK, *(ids[piece] for piece in pieces)]  # for each id of the export
+    rows += [*(tokenizer.languages.get(code, start) for code in languages), *rest.values()]
     embeddings = state["target_embedding.tokens.weight"][rows].float()
-    return {"model.shared.weight": embeddings} | split(state, TRANSFORMERS.of(model.config))
-
-
-def m2m_files(config: TransformerConfig, tokenizer: Tokenizer, hidden: Collection[int], size: int) -> dict[str, Any]:
-    """Returns the files with the settings and the tokenizer of an export with `size` ids, by name."""
-    pieces = ordinary_pieces(tokenizer, hidden)
-    sizes = {"vocab_size": size, "encoder_layerdrop": config.encoder_layerdrop}
-    sizes |= {"decoder_layerdrop": config.decoder_layerdrop}
-    ids = M2M_IDS | {"decoder_start_token_id": END if BOS in hidden else START}
+    entries = {"architectures": [M2M], "model_type": "m2m_100", "vocab_size": len(rows)}
+    entries |= {"encoder_layerdrop": config.encoder_layerdrop, "decoder_layerdrop": config.decoder_layerdrop}
+    special = M2M_IDS | {"decoder_start_token_id": END if BOS in hidden else START}
     about: dict[str, Any] = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "m2m100"}
-    about |= {"num_madeup_words": size - len(NAMES) - len(pieces) - len(M2M_100.split())}
-    return {
-        **json_files(M2M, "m2m_100", config, sizes, [START, PAD, UNKNOWN], ids),
+    about |= {"num_madeup_words": len(rows) - len(NAMES) - len(pieces) - len(languages)}
+    return {"model.shared.weight": embeddings} | split(state, TRANSFORMERS.of(config)), {
+        **json_files(config, entries, [START, PAD, UNKNOWN], special),
         SPM_FILE: tokenizer.source_model,
         VOCAB_FILE: NAMES | {piece: id for id, piece in enumerate(pieces, len(NAMES))},
         TOKENIZER_FILE: about | {"src_lang": next(iter(tokenizer.languages)), "model_max_length": config.max_positions},

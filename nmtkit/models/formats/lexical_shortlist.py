@@ -8,7 +8,6 @@ bounds of the lists, 64-bit numbers) and the lists (32-bit numbers). All numbers
 (`src/data/shortlist.h` of Marian). The most frequent pieces are the first ids of the vocabulary.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,20 +127,26 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
         names = models[0], models[-1]
     lists, largest = len(offsets) - 1, int(targets.max(initial=-1))
     if lists != len(names[0]) or largest >= len(names[1]):
-        fault = f"has lists of {lists:,} source pieces, and the vocabulary has {len(names[0]):,}"
-        if lists == len(names[0]):
-            fault = f"has a target piece with id {largest:,}, and the vocabulary has {len(names[1]):,}"
         raise ValueError(
-            f"{path} {fault}; give the vocabularies it was made with: --vocab source.spm --vocab target.spm"
+            f"{path} has lists of {lists:,} source pieces, and target ids up to {largest:,}, but the vocabularies have "
+            f"{len(names[0]):,} and {len(names[1]):,} pieces; give the vocabularies that the file was made with: "
+            "--vocab source.spm --vocab target.spm"
         )
-    sources = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    sources = np.repeat(np.arange(lists), np.diff(offsets))
     frequent = np.arange(min(numbers[2], len(names[1])))
     if vocabularies:
         source_ids, target_ids = map(_ids, pieces, names)
         sources, targets, frequent = source_ids[sources], target_ids[targets], target_ids[frequent]
+    return _known_entries(sources, targets, None, frequent[frequent >= 0])
+
+
+def _known_entries(
+    sources: NumpyArray, targets: NumpyArray, probabilities: NumpyArray | None, frequent: NumpyArray | None
+) -> LexicalEntries:
+    """Returns the entries without the id -1, which stands for a piece that a vocabulary lacks."""
     known = (sources >= 0) & (targets >= 0)
-    unknown = int((~known).sum())
-    return LexicalEntries(sources[known], targets[known], None, frequent[frequent >= 0], unknown)
+    left = None if probabilities is None else probabilities[known]
+    return LexicalEntries(sources[known], targets[known], left, frequent, int((~known).sum()))
 
 
 def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
@@ -152,18 +157,14 @@ def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
 
 
 def _ids(model_pieces: list[str], file_pieces: list[str]) -> NumpyArray:
-    """Returns the id in the vocabulary `model_pieces` of each piece of `file_pieces`, in the order of `file_pieces`.
-
-    The id of a piece that the model does not have is -1.
-    """
-    ids: Mapping[str, int] = {piece: id for id, piece in enumerate(model_pieces)}
+    """Returns the id of each piece of `file_pieces` in the vocabulary `model_pieces`, or -1 if the model lacks it."""
+    ids = {piece: id for id, piece in enumerate(model_pieces)}
     return np.array([ids.get(piece, -1) for piece in file_pieces], np.int64)
 
 
 def _from_text(data: bytes, path: Path, tokenizer: Tokenizer) -> LexicalEntries:
     source_ids, target_ids = ({piece: id for id, piece in enumerate(side)} for side in _pieces(tokenizer))
     rows: list[tuple[int, int, float]] = []
-    unknown = 0
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -175,12 +176,7 @@ def _from_text(data: bytes, path: Path, tokenizer: Tokenizer) -> LexicalEntries:
             raise ValueError(
                 f"{path}, line {number}: expected a target piece, a source piece and a probability, separated by spaces"
             ) from None
-        if NULL in (source, target):
-            continue
-        ids = source_ids.get(source), target_ids.get(target)
-        if ids[0] is None or ids[1] is None:
-            unknown += 1
-        else:
-            rows.append((ids[0], ids[1], value))
+        if NULL not in (source, target):
+            rows.append((source_ids.get(source, -1), target_ids.get(target, -1), value))
     columns = np.array(rows, np.float64).reshape(-1, 3)
-    return LexicalEntries(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2], None, unknown)
+    return _known_entries(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2], None)

@@ -11,7 +11,8 @@ scalars, for example in the vocabularies of OPUS-MT.
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +64,20 @@ def load(source: Path) -> Checkpoint:
     Raises FileNotFoundError or ValueError if a file or a setting is missing, damaged or not supported. The message
     names the file and the setting.
     """
-    decoder = decoder_file(source)
+    decoder = next(iter(decoder_files(source)), None)
+    if decoder is None:
+        raise FileNotFoundError(
+            f"{source}.decoder.yml: no such file; Marian writes this file, which names the vocabularies of a model"
+        )
     facts = parse(read_text(decoder), decoder)
     path = source if source.is_file() else beside(decoder, names(facts, "models", 1, decoder)[0])
     weights = read_weights(path)
     paths = [beside(decoder, name) for name in names(facts, "vocabs", 2, decoder)]
     vocabularies = [read_vocabulary(path, side) for path, side in zip(paths, SIDES, strict=True)]
-    tables = [
-        table_of(by_id, len(by_id), [model], None, path, unknown)
-        for path, (by_id, model, unknown) in zip(paths, vocabularies, strict=True)
-    ]
-    tokenizer = tokenizer_of(tables, [model for _, model, _ in vocabularies])
+    tables = [table for table, _ in vocabularies]
+    tokenizer = tokenizer_of(tables, [model for _, model in vocabularies])
     config = config_of(settings_of(weights, path), tokenizer.joint)
-    return transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, *tables), path)
+    return transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, tables), path)
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -85,20 +87,15 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
     """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     path = settings.path
     for name, allowed in FIXED.items():
-        value = settings.value(name, allowed[0])
-        words = value if isinstance(value, list) else str(value).split()
-        if value not in allowed and set(words) - set(allowed):
+        words = words_of(settings, name, allowed[0])
+        if set(words) - set(allowed):
             raise ValueError(
                 f"{path} has {name} {' '.join(words)}, which nmtkit's Transformer does not support; supported: "
                 f"{' and '.join(value for value in allowed if value) or 'none'}"
             )
     activation = settings.one_of("transformer-ffn-activation", ACTIVATIONS)
     inner = settings.integer("transformer-dim-ffn")
-    if settings.integer("transformer-decoder-dim-ffn", 0) not in (0, inner):
-        raise ValueError(
-            f"{path} has transformer-decoder-dim-ffn {settings.integer('transformer-decoder-dim-ffn')}; nmtkit "
-            "supports only one width for encoder and decoder"
-        )
+    check_value(settings, "transformer-decoder-dim-ffn", ("0", str(inner)), "0")
     kind = SELF_ATTENTION[settings.text("transformer-decoder-autoreg", "self-attention")]
     if kind == "ssru":
         settings.one_of("dec-cell", ("ssru",), "gru")
@@ -127,34 +124,42 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
 
 
 def average_attention(settings: ModelSettings, inner: int, activation: str) -> dict[str, bool]:
-    """Returns the settings of average attention.
+    """Returns the settings of average attention. With depth 2, average attention has a feed-forward network.
 
-    With depth 2, average attention has a feed-forward network. Raises ValueError for a depth other than 1 or 2. Also
-    raises ValueError if the width of this network is not `inner`, or its activation is not `activation`. All other
-    feed-forward networks of the model have this width and this activation.
+    Raises ValueError for another depth than 1 or 2, and for a network without the width `inner` and the `activation`
+    of all other feed-forward networks.
     """
-    depth, gated = settings.integer("transformer-aan-depth", 2), not settings.flag("transformer-aan-nogate")
-    if depth not in (1, 2):
-        raise ValueError(f"{settings.path} has transformer-aan-depth {depth}; nmtkit supports 1 and 2")
-    wanted = {"transformer-dim-aan": str(inner), "transformer-aan-activation": activation}
-    for name, value in wanted.items() if depth == 2 else ():
-        if settings.text(name) != value:
-            raise ValueError(
-                f"{settings.path} has {name} {settings.text(name)}; nmtkit supports only {value}, the setting of the "
-                "other feed-forward networks"
-            )
-    return {"average_ffn": depth == 2, "average_gate": gated, "average_separate_gates": gated}
+    gated = not settings.flag("transformer-aan-nogate")
+    deep = check_value(settings, "transformer-aan-depth", ("1", "2"), "2") == "2"
+    if deep:
+        check_value(settings, "transformer-dim-aan", (str(inner),))
+        check_value(settings, "transformer-aan-activation", (activation,))
+    return {"average_ffn": deep, "average_gate": gated, "average_separate_gates": gated}
+
+
+def check_value(settings: ModelSettings, name: str, supported: tuple[str, ...], default: str | None = None) -> str:
+    """Returns a setting. Raises ValueError for a value that does not fit nmtkit or the other settings of the model."""
+    value = settings.text(name, default)
+    if value not in supported:
+        fitting = " and ".join(supported)
+        raise ValueError(f"{settings.path} has {name} {value}; with its other settings, nmtkit supports {fitting}")
+    return value
 
 
 def tied_layers(settings: ModelSettings) -> tuple[int, ...]:
     """Returns the number of the group of each decoder layer, or () without ties. A group shares all its weights."""
-    value = settings.value("transformer-tied-layers", [])
-    words = value if isinstance(value, list) else str(value).split()
-    if not all(str(word).isdecimal() for word in words):
+    words = words_of(settings, "transformer-tied-layers", "")
+    if not all(map(str.isdecimal, words)):
         raise ValueError(
             f"{settings.path} has transformer-tied-layers {' '.join(words)}; a list of numbers is expected"
         )
-    return tuple(int(word) for word in words)
+    return tuple(map(int, words))
+
+
+def words_of(settings: ModelSettings, name: str, default: str) -> list[str]:
+    """Returns the words of a setting, which is a list or a text."""
+    value: str | list[str] = settings.value(name, default)
+    return value if isinstance(value, list) else value.split()
 
 
 def embeddings_are_normalised(settings: ModelSettings) -> bool:
@@ -180,56 +185,44 @@ def embeddings_are_normalised(settings: ModelSettings) -> bool:
 # --- vocabularies ---------------------------------------------------------------------------------------------------
 
 
-def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
-    """Returns the pieces of a vocabulary by id, the SentencePiece model, and the piece for unknown text.
+def read_vocabulary(path: Path, side: str) -> tuple[IdTable, bytes]:
+    """Returns the table of a vocabulary, and its SentencePiece model.
 
     Raises ValueError for an invalid file and FileNotFoundError for a missing file. The message names the file.
     """
+    purpose, unknown = f"decoder.yml names it as the {side} vocabulary", "<unk>"
     if path.suffix == ".spm":
-        model = read_model(path, f"decoder.yml names it as the {side} vocabulary")
+        model = read_model(path, purpose)
         pieces = pieces_of(model)
         by_id = dict(enumerate(piece.text for piece in pieces))
-        return by_id, model, next((piece.text for piece in pieces if piece.type == UNKNOWN), "<unk>")
-    if path.suffix not in (".yml", ".yaml", ".json"):
+        unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), unknown)
+    elif path.suffix in (".yml", ".yaml", ".json"):
+        table, by_id = parse(read_text(path, purpose), path), {}
+        with suppress(ValueError, TypeError):
+            by_id = {int(id): word for word, id in table.items()}
+        if not by_id or sorted(by_id) != list(range(len(table))):
+            raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …")
+        purpose = f"{path.name} lists pieces, so the SentencePiece model that makes these pieces is needed"
+        model = read_model(path.parent / f"{side}.spm", purpose)
+    else:
         raise ValueError(f"{path} has an unknown format; nmtkit reads vocabularies in .spm and .yml files")
-    table = parse(read_text(path, f"decoder.yml names it as the {side} vocabulary"), path)
-    try:
-        by_id = {int(id): word for word, id in table.items()}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …") from error
-    if not table or sorted(by_id) != list(range(len(table))):
-        raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …")
-    purpose = f"{path.name} lists pieces, so the SentencePiece model that makes these pieces is needed"
-    return by_id, read_model(path.parent / f"{side}.spm", purpose), "<unk>"
+    return table_of(by_id, len(by_id), [model], None, path, unknown), model
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. `source` and `target` give the order of the rows."""
-    output = "decoder_ff_logit_out"
-    tensors = {
-        "source_embedding.tokens.weight": weights.rows(source.rows, "Wemb", "encoder_Wemb"),
-        "target_embedding.tokens.weight": weights.rows(target.rows, "Wemb", "decoder_Wemb"),
-    }
-    for table, names in ((source, ("Wemb", "encoder_Wemb")), (target, ("Wemb", "decoder_Wemb"))):
-        rows = len(weights.matrix(*names))
-        if rows != max(table.rows) + 1:
-            raise ValueError(
-                f"{weights.path} has embeddings for {rows} entries, but its vocabulary has {max(table.rows) + 1}"
-            )
-    for embeddings in tensors.values():
-        embeddings[BOS] = 0  # Marian's decoder starts from zeros
-    if config.tie_output:
-        tensors["output_projection.weight"] = tensors["target_embedding.tokens.weight"]
-    else:  # older releases write the transposed matrix under a name without the final "t"
-        old = f"{output}_W" in weights.tensors
-        matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
-        tensors["output_projection.weight"] = weights.select(matrix, target.rows, output)
-    tensors["output_projection.bias"] = weights.output_bias(f"{output}_b", target)
-    tensors |= weights.layers(MARIAN.of(config), lambda part: part.flatten() if len(part) == 1 else part.t())
-    weights.check_all_taken(re.escape(SETTINGS))
+def to_nmtkit(weights: Weights, config: TransformerConfig, tables: Sequence[IdTable]) -> dict[str, Tensor]:
+    """Returns the weights under nmtkit's names. `tables` gives the order of the rows of both embeddings."""
+    old = MARIAN.output.removesuffix("t")  # older releases write the transposed matrix under this name
+    if old in weights.tensors:
+        weights.tensors[MARIAN.output] = weights.matrix(old).T
+    tied = ("tied-embeddings-all or tied-embeddings-src", "tied-embeddings-all or tied-embeddings")
+    tensors = weights.to_nmtkit(
+        MARIAN, config, tables, tied, re.escape(SETTINGS), lambda part: part.flatten() if len(part) == 1 else part.t()
+    )
+    for side in SIDES:
+        tensors[f"{side}_embedding.tokens.weight"][BOS] = 0  # Marian's decoder starts from zeros
     return tensors
 
 
@@ -243,15 +236,6 @@ def decoder_files(source: Path) -> list[Path]:
     else:
         candidates = [source.with_name(f"{source.name}.decoder.yml"), source.with_name("decoder.yml")]
     return [candidate for candidate in candidates if candidate.is_file()]
-
-
-def decoder_file(source: Path) -> Path:
-    """Returns the decoder.yml of a model. Raises FileNotFoundError with the expected name of the file."""
-    for candidate in decoder_files(source):
-        return candidate
-    raise FileNotFoundError(
-        f"{source}.decoder.yml: no such file; Marian writes this file, which names the vocabularies, next to a model"
-    )
 
 
 def beside(decoder: Path, name: str) -> Path:

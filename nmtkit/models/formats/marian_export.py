@@ -15,7 +15,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -116,14 +116,12 @@ def vocabularies(tokenizer: Tokenizer) -> dict[str, bytes]:
 def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, str]:
     """Returns Marian's settings of the model."""
     shared = tokenizer.joint and config.share_embeddings
-    flags = {
+    settings: dict[str, Any] = {
         "tied-embeddings": config.tie_output and not shared,
         "tied-embeddings-all": config.tie_output and shared,
         "tied-embeddings-src": not config.tie_output and shared,
         "output-omit-bias": False,
         "layer-normalization": config.ssru_norm,
-    }
-    sizes = {
         "dim-emb": config.d_model,
         "dim-vocabs": [tokenizer.source_size, tokenizer.target_size],
         "enc-depth": config.encoder_layers,
@@ -132,8 +130,6 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
         "transformer-decoder-dim-ffn": 0,
         "transformer-heads": config.heads,
         "transformer-tied-layers": list(config.decoder_tied_layers),
-    }
-    operations = {
         "transformer-ffn-activation": config.activation,
         "transformer-preprocess": '""',
         "transformer-postprocess": "dan",
@@ -141,17 +137,14 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
         "transformer-postprocess-top": '""',
     }
     if config.decoder_self_attention == "ssru":
-        operations["dec-cell"] = "ssru"
+        settings["dec-cell"] = "ssru"
     if config.decoder_self_attention == "average":
-        sizes |= {"transformer-aan-depth": 1 + config.average_ffn, "transformer-dim-aan": config.d_ff}
-        flags["transformer-aan-nogate"] = not config.average_gate
-        operations["transformer-aan-activation"] = config.activation
+        settings |= {"transformer-aan-depth": 1 + config.average_ffn, "transformer-dim-aan": config.d_ff}
+        settings |= {"transformer-aan-nogate": not config.average_gate, "transformer-aan-activation": config.activation}
     theirs = {kind: name for name, kind in SELF_ATTENTION.items()}
-    operations["transformer-decoder-autoreg"] = theirs[config.decoder_self_attention]
-    settings = {name: allowed[0] or "[]" for name, allowed in FIXED.items()} | operations
-    settings |= {name: str(value) for name, value in sizes.items()}
-    settings |= {name: str(value).lower() for name, value in flags.items()}
-    return settings | {"version": "v1.12.42"}
+    settings |= {"transformer-decoder-autoreg": theirs[config.decoder_self_attention], "version": "v1.12.42"}
+    fixed = {name: allowed[0] or "[]" for name, allowed in FIXED.items()}
+    return fixed | {name: str(value).lower() for name, value in settings.items()}
 
 
 def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
@@ -193,17 +186,14 @@ def shift_bos_to_zero(model: Transformer) -> None:
     bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
     if model.config.zero_bos or not bos.any():
         return
-    if model.config.decoder_self_attention != "attention":
-        kind = "an SSRU" if model.config.decoder_self_attention == "ssru" else "average attention"
+    kinds = {"ssru": "an SSRU", "average": "average attention"}
+    obstacle, flag = kinds.get(model.config.decoder_self_attention), "--zero-bos"
+    if obstacle is None and model.config.embedding_norm:
+        obstacle, flag = "a model that normalises its embeddings", "--no-embedding-norm"
+    if obstacle is not None:
         raise ValueError(
             "the decoder of this model starts from the embedding of bos, but Marian's decoder starts from zeros, and "
-            f"{kind} cannot compensate for this difference: train with --zero-bos, or give --format safetensors"
-        )
-    if model.config.embedding_norm:
-        raise ValueError(
-            "this model normalises its embeddings, and its decoder starts from the embedding of bos; Marian starts "
-            "from zeros, which cannot replace a normalised embedding: train with --no-embedding-norm, or give --format "
-            "safetensors"
+            f"{obstacle} cannot compensate for this difference: train with {flag}, or give --format safetensors"
         )
     if numbers := model.config.decoder_tied_layers:  # the biases change only in the layer that reads the embeddings
         stack = cast(nn.ModuleList, model.decoder)

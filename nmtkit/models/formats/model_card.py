@@ -51,9 +51,8 @@ def model_card(
         shape += f"{config['d_model']} wide, {config['heads']} heads"
     facts = {"Architecture": shape, "Updates": f"{contents['update']:,}"}
     facts |= {"Average of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
-    facts |= (
-        {"Data": f"`{Path(run['data']).name}`, dataset {run['dataset']}"} if {"data", "dataset"} <= run.keys() else {}
-    )
+    if {"data", "dataset"} <= run.keys():
+        facts["Data"] = f"`{Path(run['data']).name}`, dataset {run['dataset']}"
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
     metadata = [f"library_name: {library}"] if library else []
     kind, task = ("translation", "translation") if reads_source(contents) else ("language", "text-generation")

@@ -21,6 +21,9 @@ MARIAN_SUBLAYER = {"attention": "self_Wo", "ssru": "rnn_ffn", "average": "aan_ff
 class LayerNames:
     """The names of layers in a format. Each row maps a layer of nmtkit to one or several layers of the format.
 
+    Imports also read the last four fields. `source` and `target` are the possible names of the embeddings in a file,
+    the preferred name first. `output` and `output_bias` are the names of the output projection.
+
     `{q|b}` in a name stands for q in the name of a weight, and for b in the name of a bias. A name without such a pair
     gets the ending .weight or .bias. `{stack}` is encoder or decoder, and `{index}` is the index of a layer in its
     stack. `{number}` is index + 1, but decoder layers that share their weights have the same number. `{sublayer}` is
@@ -30,6 +33,10 @@ class LayerNames:
     prefix: str  # for names outside encoder and decoder layers
     layer_prefix: str  # for names in encoder and decoder layers
     rows: Mapping[str, str]
+    source: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    output: str = ""
+    output_bias: str = ""
 
     def of(self, config: TransformerConfig) -> dict[str, list[str]]:
         """Maps the name of each parameter of nmtkit to the names of its tensors in the other toolkit.
@@ -65,6 +72,7 @@ FAIRSEQ = LayerNames(
     "{stack}.layers.{index}.",
     {
         "embedding.norm": "layernorm_embedding",
+        "embedding.positions": "embed_positions",
         "norm": "layer_norm",
         "self_attention.qkv_proj": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
         "self_attention.out_proj": "self_attn.out_proj",
@@ -77,8 +85,20 @@ FAIRSEQ = LayerNames(
         "feed_forward.fc2": "fc2",
         "feed_forward_norm": "final_layer_norm",
     },
+    source=("encoder.embed_tokens.weight",),
+    target=("decoder.embed_tokens.weight",),
+    output="decoder.output_projection.weight",
+    output_bias="decoder.output_projection.bias",
 )
-TRANSFORMERS = LayerNames("model." + FAIRSEQ.prefix, "model." + FAIRSEQ.layer_prefix, FAIRSEQ.rows)
+TRANSFORMERS = LayerNames(
+    "model." + FAIRSEQ.prefix,
+    "model." + FAIRSEQ.layer_prefix,
+    FAIRSEQ.rows,
+    source=("model.shared.weight", "model.encoder.embed_tokens.weight"),
+    target=("model.decoder.embed_tokens.weight", "model.shared.weight"),
+    output="lm_head.weight",
+    output_bias="final_logits_bias",
+)
 MARIAN = LayerNames(
     "{stack}_",
     "{stack}_l{number}_",
@@ -103,6 +123,10 @@ MARIAN = LayerNames(
         "feed_forward.fc2": "ffn_{W|b}2",
         "feed_forward_norm": "ffn_ffn_ln_{scale|bias}",
     },
+    source=("Wemb", "encoder_Wemb"),
+    target=("Wemb", "decoder_Wemb"),
+    output="decoder_ff_logit_out_Wt",
+    output_bias="decoder_ff_logit_out_b",
 )
 CTRANSLATE2 = LayerNames(
     "{stack}.",

@@ -1,11 +1,13 @@
 """Reads model files of other toolkits. Every error is a ValueError or OSError that names the file and the entry."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nmtkit.config.files import parse_json
+
+T = TypeVar("T")
 
 
 def check_file(path: Path, purpose: str = "") -> None:
@@ -46,9 +48,16 @@ def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns errors caused by a wrong structure, such as KeyError, into a ValueError that names `path`."""
+    """Turns errors caused by a wrong structure, such as KeyError, into a ValueError that names `path`.
+
+    Adds `path` to the message of a ValueError that does not contain `path`.
+    """
     try:
         yield
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or of an unknown format: {type(error).__name__} {error}") from error
 
@@ -58,9 +67,6 @@ class ModelSettings:
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
         self.values, self.path = values, path
-
-    def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None
 
     def value(self, name: str, default: Any = None) -> Any:
         """Returns a value of any type. Raises ValueError if the value is missing and there is no default."""
@@ -107,15 +113,9 @@ class ModelSettings:
             raise ValueError(f"{self.path}: {shown} is not supported; supported: {', '.join(supported)}")
         return value
 
-    def same_flag(self, *names: str) -> bool:
-        """Returns the common value of the flags in `names`. A missing flag counts as false."""
-        return self._same(names, [self.flag(name, False) for name in names])
-
-    def same(self, *names: str, default: int | None = None) -> int:
-        """Returns the common value of the settings in `names`, a whole number."""
-        return self._same(names, [self.integer(name, default) for name in names])
-
-    def _same(self, names: tuple[str, ...], values: list[Any]) -> Any:
+    def same(self, read: Callable[[str, Any], T], *names: str, default: Any = None) -> T:
+        """Returns the common value of the settings in `names`. `read` is a method of this class, such as `integer`."""
+        values = [read(name, default) for name in names]
         if len(set(values)) > 1:
             shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
             raise ValueError(f"{self.path} has {shown}; nmtkit's Transformer needs one value for all these settings")

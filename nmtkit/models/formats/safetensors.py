@@ -3,7 +3,6 @@
 Needs the package safetensors.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.formats.reading import check_file, naming, read_json
+from nmtkit.models.formats.writing import write_files
 
 CONFIG_FILE, WEIGHTS_FILE, SHORTLIST_FILE = "nmtkit.json", "model.safetensors", "shortlist.safetensors"
 REQUIRED = ("architecture", "config", "plugins", "update")  # entries of a checkpoint that nmtkit.json holds
@@ -32,13 +32,9 @@ def save(source: Path, destination: Path) -> None:
     """
     safetensors_package()
     contents = checkpoint.load(source)
-    weights: dict[str, Tensor] = {}
-    shared: dict[str, str] = {}
-    for name, original in checkpoint.tied_to(contents["model"]).items():
-        if original == name:
-            weights[name] = contents["model"][name].contiguous()
-        else:
-            shared[name] = original
+    originals = checkpoint.tied_to(contents["model"])
+    shared = {name: original for name, original in originals.items() if original != name}
+    weights = {name: tensor.contiguous() for name, tensor in contents["model"].items() if name not in shared}
     facts: dict[str, Any] = {"nmtkit": checkpoint_file.FORMAT}
     facts |= {key: contents[key] for key in (*REQUIRED, *OPTIONAL) if key in contents}
     facts |= {"parameters": [*contents["model"]], "shared": shared}
@@ -46,8 +42,7 @@ def save(source: Path, destination: Path) -> None:
         save_safetensors(weights, folder / WEIGHTS_FILE)
         if "shortlist" in contents:
             save_safetensors(contents["shortlist"], folder / SHORTLIST_FILE)
-        text = json.dumps(facts, indent=2, ensure_ascii=False)
-        (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        write_files(folder, {CONFIG_FILE: facts})
         building.tokenizer_of(contents, source).save(folder)
 
 
@@ -61,11 +56,11 @@ def load(source: Path) -> checkpoint_file.Checkpoint:
     with naming(source / CONFIG_FILE):
         weights |= {name: weights[original] for name, original in facts["shared"].items()}
         weights = {name: weights[name] for name in facts.get("parameters", weights)}
-        contents: checkpoint_file.Checkpoint = {key: facts[key] for key in REQUIRED}
-        contents |= {key: facts[key] for key in OPTIONAL if key in facts}
-        for key, kind in OPTIONAL.items():
-            if not isinstance(contents.get(key, kind()), kind):
-                raise TypeError(f"{key} is not a {kind.__name__}")
+        optional = [key for key in OPTIONAL if key in facts]
+        contents: checkpoint_file.Checkpoint = {key: facts[key] for key in (*REQUIRED, *optional)}
+        for key in optional:
+            if not isinstance(contents[key], OPTIONAL[key]):
+                raise TypeError(f"{key} is not a {OPTIONAL[key].__name__}")
     contents |= {"tokenizer": Tokenizer.load(source).state(), "model": weights}
     if (source / SHORTLIST_FILE).is_file():
         contents["shortlist"] = load_safetensors(source / SHORTLIST_FILE)

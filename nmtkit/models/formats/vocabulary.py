@@ -28,15 +28,15 @@ class IdTable:
     hidden: list[int]
     control: frozenset[str]
 
-    def renumber(self, model: bytes) -> bytes:
-        """Returns the SentencePiece model with the ids of this table."""
-        return with_preparation(renumbered(model, self.pieces, self.control))
-
 
 def tokenizer_of(tables: Sequence[IdTable], models: Sequence[bytes]) -> Tokenizer:
-    """Returns a tokenizer with the source and target SentencePiece models and the ids of the tables."""
-    source, target = (table.renumber(model) for table, model in zip(tables, models, strict=True))
-    return Tokenizer(source, None if source == target else target)
+    """Returns a tokenizer with SentencePiece models and the ids of their tables.
+
+    There is one table and one model for both sides, or one for the source and one for the target.
+    """
+    pairs = zip(tables, models, strict=True)
+    made = [with_preparation(renumbered(model, table.pieces, table.control)) for table, model in pairs]
+    return Tokenizer(made[0], None if made[0] == made[-1] else made[-1])
 
 
 def is_language(piece: str) -> bool:

@@ -61,9 +61,8 @@ def check_expressible(
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         values = allowed.get(field.name, (field.default,))
-        if field.name in same or field.name in TRAINING or value in values:
-            continue
-        if not (field.name in ("d_key", "d_value") and value == width):
+        is_usual_width = field.name in ("d_key", "d_value") and value == width
+        if field.name not in {*same, *TRAINING} and value not in values and not is_usual_width:
             refused.append(f"{field.name} {value}")
             wanted.append(as_flag(field, values))
     if refused:

@@ -65,13 +65,15 @@ class Comet(NeuralMetric):
         contents = pickles.load(path, PACKAGES)
         with naming(path):
             # as in unbabel-comet, hparams.yaml names the class; for other settings, the checkpoint has precedence
-            settings = ModelSettings(
-                {**named.values, **(pickles.to_plain(contents.get("hyper_parameters")) or {})}, path
-            )
+            stored = pickles.to_plain(contents.get("hyper_parameters")) or {}
+            settings = ModelSettings({**named.values, **stored}, path)
             weights: dict[str, Tensor] = dict(contents["state_dict"])
         self.label = f"{'COMET' if reads_reference else 'CometKiwi'} {files.name.rsplit('/', 1)[-1]}"
         self.segments = settings.value("input_segments", ["mt", "src", "ref"]) if self.kind == CLASSES[2] else []
-        self._check_reference()
+        if reads_reference and self.kind != CLASSES[0] and "ref" not in self.segments:
+            raise ValueError(f"{files.name} reads no reference; give it as cometkiwi={files.name}")
+        if not reads_reference and self.kind != CLASSES[1] and "src" not in self.segments:
+            raise ValueError(f"{files.name} needs a reference; give it as comet={files.name}")
         # Unified models were trained with softmax, although their checkpoints say sparsemax (issue 195 of COMET).
         # So hparams.yaml of the published models says sparsemax_patch since version 2.2.4 of unbabel-comet.
         mixing = settings.text("layer_transformation", "sparsemax" if self.kind == CLASSES[2] else "softmax")
@@ -80,28 +82,17 @@ class Comet(NeuralMetric):
         layer = settings.value("sent_layer" if self.kind == CLASSES[2] else "layer", "mix")
         self.pool = "cls" if self.kind == CLASSES[2] else settings.one_of("pool", ("avg", "max", "cls"), "avg")
         with naming(path):
-            self._load_encoder(settings.one_of("encoder_model", tuple(ENCODERS)), encoder_folder, weights, path)
+            self._load_encoder(settings.one_of("encoder_model", ENCODERS), encoder_folder, weights, path)
             self.mix, self.gamma = self._layer_mix(layer, weights, settings)
             self.head = feed_forward(settings, weights).to(self.device)
-        first = self.head[0]
-        assert isinstance(first, nn.Linear)
         parts = {CLASSES[0]: 6, CLASSES[1]: 4, CLASSES[2]: 1}[self.kind]
-        if first.in_features != parts * self.encoder.config.hidden_size:
+        if weights["estimator.ff.0.weight"].shape[1] != parts * self.encoder.config.hidden_size:
             raise ValueError(f"{path}: the feed-forward network does not fit the encoder in {encoder_folder}")
-
-    def _check_reference(self) -> None:
-        with_reference = self.kind == CLASSES[0] or "ref" in self.segments
-        without = self.kind == CLASSES[1] or (self.kind == CLASSES[2] and "src" in self.segments)
-        if self.reads_reference and not with_reference:
-            raise ValueError(f"{self.files.name} reads no reference; give it as cometkiwi={self.files.name}")
-        if not self.reads_reference and not without:
-            raise ValueError(f"{self.files.name} needs a reference; give it as comet={self.files.name}")
 
     def _load_encoder(self, name: str, folder: Path, weights: Mapping[str, Tensor], path: Path) -> None:
         import transformers
 
-        values = read_json(folder / "config.json")
-        config = getattr(transformers, f"{ENCODERS[name]}Config").from_dict(values)
+        config = getattr(transformers, f"{ENCODERS[name]}Config").from_dict(read_json(folder / "config.json"))
         prefix = "encoder.model."
         own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
         architecture = getattr(transformers, f"{ENCODERS[name]}Model")
@@ -125,22 +116,17 @@ class Comet(NeuralMetric):
 
     # --- texts to scores ----------------------------------------------------------------------------------------------
 
-    def scores(
-        self, hypotheses: TextLines, *, sources: TextLines | None = None, references: TextLines | None = None
-    ) -> list[float]:
-        texts = {"translations": hypotheses, "sources": sources}
-        columns = self.columns(**texts, references=references) if self.reads_reference else self.columns(**texts)
+    def outputs(self, columns: Sequence[TextLines]) -> Tensor:
         if self.kind != CLASSES[2]:
             return self._regression(columns)
         orders = [(0, 1), (0, 2), (0, 1, 2)] if self.reads_reference else [(0, 1)]
         if self.reads_reference and "src" not in self.segments:
             orders = [(0, 2)]
-        inputs = [tuple(columns[index][row] for index in order) for order in orders for row in range(len(hypotheses))]
-        values = self.rows(inputs).view(len(orders), -1)
-        return (self.scale * values.mean(0)).tolist()
+        inputs = [text for order in orders for text in zip(*(columns[index] for index in order), strict=True)]
+        return self.rows(inputs).view(len(orders), -1).mean(0)
 
-    def _regression(self, columns: Sequence[Sequence[str]]) -> list[float]:
-        """Returns scores from the embeddings of single texts, so that a text in many triples is embedded only once."""
+    def _regression(self, columns: Sequence[TextLines]) -> Tensor:
+        """Computes with the embeddings of single texts, so that a text in many triples is embedded only once."""
         index = {text: row for row, text in enumerate(dict.fromkeys(text for lines in columns for text in lines))}
         embeddings = self.rows([(text,) for text in index]).to(self.device)
         rows = torch.tensor([[index[text] for text in lines] for lines in columns], device=self.device)
@@ -148,13 +134,12 @@ class Comet(NeuralMetric):
         with self.computing():
             for part in rows.split(ROWS, 1):
                 hypothesis, source, *reference = embeddings[part]
-                source_features = [hypothesis * source, (hypothesis - source).abs()]
-                if reference:
-                    features = [hypothesis, reference[0], hypothesis * reference[0], (hypothesis - reference[0]).abs()]
-                else:
-                    features = [hypothesis, source]
-                values.append(self.head(torch.cat([*features, *source_features], 1))[:, 0])
-        return (self.scale * self.finite(torch.cat(values))).tolist()
+                others = [*reference, source]
+                features = [hypothesis, others[0]]
+                for other in others:
+                    features += [hypothesis * other, (hypothesis - other).abs()]
+                values.append(self.head(torch.cat(features, 1))[:, 0])
+        return self.finite(torch.cat(values))
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
         """Returns the ids of <s> text </s>, or <s> text </s> </s> text </s>. Truncates long texts and long inputs."""
@@ -168,9 +153,8 @@ class Comet(NeuralMetric):
         for each in texts:
             joined = [self.first]
             for text in each:
-                joined += [self.last] * (len(joined) > 1 or text is not each[0])
-                joined += [*(id for id in ids[text] if id != self.padding), self.last]
-            result.append(joined[: self.positions])
+                joined += [*(id for id in ids[text] if id != self.padding), self.last, self.last]
+            result.append(joined[:-1][: self.positions])
         return result
 
     def run(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -218,12 +202,10 @@ def feed_forward(settings: ModelSettings, weights: Mapping[str, Tensor]) -> nn.S
         return made
 
     modules: list[nn.Module] = []
-    hidden = len(settings.value("hidden_sizes", [3072, 1024]))
-    for index in range(hidden + 1):
-        weight, bias = (weights[f"estimator.ff.{3 * index}.{name}"].float() for name in ("weight", "bias"))
+    names = [settings.text("activations", "Tanh")] * len(settings.value("hidden_sizes", [3072, 1024]))
+    for index, name in enumerate([*names, settings.values.get("final_activation")]):
+        weight, bias = (weights[f"estimator.ff.{3 * index}.{kind}"].float() for kind in ("weight", "bias"))
         linear = nn.Linear(weight.shape[1], weight.shape[0])
         linear.load_state_dict({"weight": weight, "bias": bias})
-        modules += [linear, *([activation(settings.text("activations", "Tanh"))] if index < hidden else [])]
-    if "final_activation" in settings:
-        modules.append(activation(settings.text("final_activation")))
+        modules += [linear, *([] if name is None else [activation(name)])]
     return nn.Sequential(*modules).eval()

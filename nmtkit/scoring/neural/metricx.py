@@ -53,12 +53,8 @@ class MetricX(NeuralMetric):
         self.label = f"MetricX{'' if reads_reference else '-QE'} {files.name.rsplit('/', 1)[-1]}"
         self.tokenizer = load_tokenizer(tokenizer_folder, "mt5", config.vocab_size)
 
-    def scores(
-        self, hypotheses: TextLines, *, sources: TextLines | None = None, references: TextLines | None = None
-    ) -> list[float]:
-        texts = {"translations": hypotheses, "sources": sources}
-        columns = self.columns(**texts, references=references) if self.reads_reference else self.columns(**texts)
-        return self.rows(list(zip(*columns, strict=True)))[:, 0].tolist()
+    def outputs(self, columns: Sequence[TextLines]) -> Tensor:
+        return self.rows(list(zip(*columns, strict=True)))[:, 0]
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
         """Returns at most MAX_TOKENS - 1 ids of the pieces of "source: … candidate: … reference: …", without eos."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import usable_device
-from nmtkit.scoring.segments import SegmentMetric
+from nmtkit.scoring.segments import SegmentMetric, TextLines
 
 Texts = tuple[str, ...]  # texts that the network reads together
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}  # maximum number of padded tokens of a batch
@@ -42,6 +43,13 @@ class NeuralMetric(SegmentMetric):
         self._memory: dict[Texts, Tensor] = {}
 
     @abstractmethod
+    def outputs(self, columns: Sequence[TextLines]) -> Tensor:
+        """Returns the output of the network for each translation: [translations].
+
+        `columns` has the translations, the sources and, with `reads_reference`, the references.
+        """
+
+    @abstractmethod
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
         """Returns the token ids of each input."""
 
@@ -50,6 +58,20 @@ class NeuralMetric(SegmentMetric):
         """Returns a vector for each input: [inputs, D]. `ids` and `mask` [inputs, tokens]; the mask of padding is 0."""
 
     padding: int  # id of the padding
+
+    def scores(
+        self, hypotheses: TextLines, *, sources: TextLines | None = None, references: TextLines | None = None
+    ) -> list[float]:
+        columns = [hypotheses]
+        read = {"sources": sources, "references": references} if self.reads_reference else {"sources": sources}
+        for name, lines in read.items():
+            if lines is None:
+                remedy = " (give --src FILE, --data or --test-set)" if name == "sources" else ""
+                raise ValueError(f"{self.label} reads {name}, but there are none{remedy}")
+            if len(lines) != len(hypotheses):
+                raise ValueError(f"{self.label}: there are {len(hypotheses)} translations and {len(lines)} {name}")
+            columns.append(lines)
+        return (self.scale * self.outputs(columns)).tolist()
 
     def signature(self) -> dict[str, str]:
         """Returns the entries of the signature of a score."""
@@ -61,24 +83,20 @@ class NeuralMetric(SegmentMetric):
 
     def rows(self, inputs: Sequence[Texts]) -> Tensor:
         """Returns the result of each input on the CPU: [inputs, D]. Repeated and recent inputs are computed once."""
-        known = {texts: self._memory[texts] for texts in inputs if texts in self._memory}
-        new = [texts for texts in dict.fromkeys(inputs) if texts not in known]
+        new = [texts for texts in dict.fromkeys(inputs) if texts not in self._memory]
         if new:
             progress.begin(f"Computing {self.label}", "texts", len(new))
         encoded = self.encode(new)
         for batch in batches(list(map(len, encoded)), BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cuda"])):
-            ids = nn.utils.rnn.pad_sequence(
-                [torch.tensor(encoded[index]) for index in batch], batch_first=True, padding_value=self.padding
-            )
-            lengths = torch.tensor([len(encoded[index]) for index in batch])
-            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+            rows = [torch.tensor(encoded[index]) for index in batch]
+            ids = pad_sequence(rows, batch_first=True, padding_value=self.padding)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
             with self.computing():
                 output = self.finite(self.run(ids.to(self.device), mask.to(self.device))).float().cpu()
-            known |= {new[index]: row for index, row in zip(batch, output, strict=True)}
+            self._memory |= {new[index]: row for index, row in zip(batch, output, strict=True)}
             progress.advance(len(batch))
-        result = torch.stack([known[texts] for texts in inputs])
-        self._memory |= {texts: known[texts] for texts in new[:MEMORY]}
-        for texts in [*self._memory][: max(0, len(self._memory) - MEMORY)]:
+        result = torch.stack([self._memory[texts] for texts in inputs])
+        for texts in [*self._memory][:-MEMORY]:
             del self._memory[texts]
         return result
 
@@ -94,18 +112,6 @@ class NeuralMetric(SegmentMetric):
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
-    def columns(self, **texts: Sequence[str] | None) -> list[Sequence[str]]:
-        """Returns the given texts. Raises ValueError if a text is missing or has a different number of lines."""
-        for name, lines in texts.items():
-            if lines is None:
-                remedy = " (give --src FILE, --data or --test-set)" if name == "sources" else ""
-                raise ValueError(f"{self.label} reads {name}, but there are none{remedy}")
-        columns = [lines for lines in texts.values() if lines is not None]
-        for name, lines in zip(texts, columns, strict=True):
-            if len(lines) != len(columns[0]):
-                raise ValueError(f"{self.label}: there are {len(columns[0])} translations and {len(lines)} {name}")
-        return columns
-
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yields the indices of the inputs of each batch, longest inputs first.
@@ -120,28 +126,21 @@ def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
         start += size
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """A context in which transformers shows neither reports nor bars."""
+def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], path: Path, **options: Any) -> Any:
+    """Returns a `transformers` network with given weights. Raises ValueError for missing weights or wrong shapes."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # hides reports
     logging.disable_progress_bar()
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report lists the wrong weights
     try:
-        yield
+        network, report = architecture.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     finally:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], path: Path, **options: Any) -> Any:
-    """Returns a `transformers` network with given weights. Raises ValueError for missing weights or wrong shapes."""
-    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report lists the wrong weights
-    with quiet_transformers():
-        network, report = architecture.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     wrong = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
     if wrong:
         raise ValueError(f"{path}: {len(wrong)} weights are missing or have a wrong shape, such as {wrong[0]}")
