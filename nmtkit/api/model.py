@@ -7,10 +7,10 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 from torch import Tensor
 
-from nmtkit.api.encoder_output import source_ids, states_of
 from nmtkit.api.settings import (
     PathLike,
     check_text,
+    checked,
     configs,
     items,
     named_arguments_of_methods,
@@ -24,19 +24,21 @@ from nmtkit.data.packed import Batch, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.architectures.hidden_states import decoder_states
+from nmtkit.models.architectures.hidden_states import decoder_states, encoder_states
 from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request, Translation
-from nmtkit.translation.translator import Translator
+from nmtkit.translation.translator import Translator, batch_ends
 
 # S: source pieces with eos, T: target pieces with eos, D: width of the model, V: target vocabulary
 
 LangCode = str | None  # a language code
+Strings = Sequence[str]
 Pooling = Literal["none", "mean"]
+Layers = Literal["last", "all"]
 
 
 def load(
@@ -136,10 +138,7 @@ class Model:
         model.
         """
         if not all(model.reads_source for model in self._translator.originals):
-            raise ValueError(
-                'this model is a language model, which does not translate; model.score("", text) returns the log '
-                "probability of a text"
-            )
+            raise ValueError('a language model does not translate; model.score("", text) returns a log probability')
         search, text = translation_options(options, nbest)
         single = isinstance(source, str | Request)
         requests = (_request(line, index) for index, line in enumerate(items(source)))
@@ -160,16 +159,16 @@ class Model:
     def score(self, source: str, target: str, *, per_piece: Literal[False] = False, **languages: LangCode) -> float: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[False] = False, **languages: LangCode
+        self, source: Strings, target: Strings, *, per_piece: Literal[False] = False, **languages: LangCode
     ) -> list[float]: ...
     @overload
     def score(self, source: str, target: str, *, per_piece: Literal[True], **languages: LangCode) -> list[float]: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[True], **languages: LangCode
+        self, source: Strings, target: Strings, *, per_piece: Literal[True], **languages: LangCode
     ) -> list[list[float]]: ...
     def score(
-        self, source: str | Sequence[str], target: str | Sequence[str], *, per_piece: bool = False, **languages: Any
+        self, source: str | Strings, target: str | Strings, *, per_piece: bool = False, **languages: Any
     ) -> float | list[float] | list[list[float]]:
         """Returns the log probability (natural logarithm, eos included) of a translation. For lists, returns a list.
 
@@ -186,16 +185,15 @@ class Model:
         options = SearchOptions(score_reference=True, quality=per_piece, **languages)
         translations = self._translator.stream(requests, self._translator.pipeline(options))
         best = [translation.hypotheses[0] for translation in translations]
+        scores: list[Any] = [hypothesis.log_probability for hypothesis in best]
         if per_piece:
-            pieces = [list(hypothesis.token_log_probabilities or []) for hypothesis in best]
-            return pieces[0] if isinstance(source, str) else pieces
-        scores = [hypothesis.log_probability for hypothesis in best]
+            scores = [list(hypothesis.token_log_probabilities or []) for hypothesis in best]
         return scores[0] if isinstance(source, str) else scores
 
     def batch(
         self,
-        source: str | Sequence[str],
-        target: str | Sequence[str] | None = None,
+        source: str | Strings,
+        target: str | Strings | None = None,
         *,
         source_lang: LangCode = None,
         target_lang: LangCode = None,
@@ -236,14 +234,12 @@ class Model:
     def logits(self, source: str, target: str, *, padded: bool = False, **languages: LangCode) -> Tensor: ...  # type: ignore[overload-overlap]
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: LangCode
+        self, source: Strings, target: Strings, *, padded: Literal[False] = False, **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
+    def logits(self, source: Strings, target: Strings, *, padded: Literal[True], **languages: LangCode) -> Tensor: ...
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: LangCode
-    ) -> Tensor: ...
-    def logits(
-        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: LangCode
+        self, source: str | Strings, target: str | Strings, *, padded: bool = False, **languages: LangCode
     ) -> Tensor | list[Tensor]:
         """Returns the logits of each target piece, given the source and the preceding target pieces (teacher forcing).
 
@@ -284,46 +280,31 @@ class Model:
 
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: LangCode
+        self, source: str, *, pooling: Pooling = ..., layers: Literal["last"] = ..., **languages: LangCode
     ) -> Tensor: ...
     @overload
     def encode(
-        self,
-        source: Sequence[str],
-        *,
-        pooling: Literal["none"] = "none",
-        layers: Literal["last"] = "last",
-        **languages: LangCode,
+        self, source: Strings, *, pooling: Literal["none"] = ..., layers: Literal["last"] = ..., **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self,
-        source: Sequence[str],
-        *,
-        pooling: Literal["mean"],
-        layers: Literal["last"] = "last",
-        **languages: LangCode,
+        self, source: Strings, *, pooling: Literal["mean"], layers: Literal["last"] = ..., **languages: LangCode
     ) -> Tensor: ...
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: LangCode
+        self, source: str, *, pooling: Pooling = ..., layers: Literal["all"], **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"], **languages: LangCode
+        self, source: Strings, *, pooling: Literal["none"] = ..., layers: Literal["all"], **languages: LangCode
     ) -> list[list[Tensor]]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: LangCode
+        self, source: Strings, *, pooling: Literal["mean"], layers: Literal["all"], **languages: LangCode
     ) -> list[Tensor]: ...
     @torch.no_grad()  # not inference_mode, because a hook may use the states in a pass with gradients
     def encode(
-        self,
-        source: str | Sequence[str],
-        *,
-        pooling: Pooling = "none",
-        layers: Literal["last", "all"] = "last",
-        **languages: LangCode,
+        self, source: str | Strings, *, pooling: Pooling = "none", layers: Layers = "last", **languages: LangCode
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
@@ -340,10 +321,7 @@ class Model:
         Raises ValueError for an ensemble, for missing or unknown languages, for a text that is longer than the model
         can read, and with `layers="all"` for architectures whose layers do not compute one row for each piece.
         """
-        if pooling not in ("none", "mean"):
-            raise ValueError(f"pooling is {pooling!r}; it must be none or mean")
-        if layers not in ("last", "all"):
-            raise ValueError(f"layers is {layers!r}; it must be last or all")
+        checked("encode", {"pooling": pooling, "layers": layers}, {"pooling": Pooling, "layers": Layers})
         model = self._single("encode")
         sentences = source_ids(self.tokenizer, texts(source), **languages)
         for number, ids in enumerate(sentences, 1):
@@ -383,9 +361,8 @@ class Model:
         Raises ValueError for an ensemble, a list, an empty or too long source, and a model without attention.
         """
         check_text("attention", source)
-        return attend(
-            self._single("attention"), self.tokenizer, source, target, beam, languages=(source_lang, target_lang)
-        )
+        model, languages = self._single("attention"), (source_lang, target_lang)
+        return attend(model, self.tokenizer, source, target, beam, languages=languages)
 
     def _single(self, method: str) -> Architecture:
         if len(self.architectures) > 1:
@@ -394,10 +371,7 @@ class Model:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Raises TypeError, so that `copy` and `pickle` fail with an explanation."""
-        raise TypeError(
-            "an nmtkit Model cannot be copied or pickled, because it has threads and compiled code; call nmtkit.load "
-            "again, in each process"
-        )
+        raise TypeError("an nmtkit Model has threads and cannot be copied or pickled; call nmtkit.load in each process")
 
     def __repr__(self) -> str:
         names = ", ".join(type(model).__name__ for model in self.architectures)
@@ -416,3 +390,46 @@ def _request(line: Any, index: int) -> Request:
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text or a list of texts")
     return Request(line.removesuffix("\n"))
+
+
+# --- encoder output --------------------------------------------------------------------------------------------------
+
+
+def source_ids(
+    tokenizer: Tokenizer, texts: Sequence[str], source_lang: str | None = None, target_lang: str | None = None
+) -> list[list[int]]:
+    """Returns the ids of each text. An empty text has only eos.
+
+    If the encoder reads a language token, this token is the first id of every other text.
+
+    Raises ValueError if the language that the encoder reads is missing or unknown.
+    """
+    if tokenizer.languages and not tokenizer.has_target_languages_only and target_lang is None:
+        target_lang = next(iter(tokenizer.languages))  # any language will do, because only the decoder reads it
+    first, _ = tokenizer.language_ids(source_lang, target_lang, ("source_lang", "target_lang"))
+    encoded = tokenizer.encode_source(texts).lists()
+    return [[*first, *ids] if len(ids) > 1 else ids for ids in encoded]
+
+
+def states_of(
+    model: Architecture, sentences: Sequence[Sequence[int]], all_layers: bool, max_tokens: int, device: torch.device
+) -> list[list[Tensor]]:
+    """Returns the encoder states of each sentence: tensors [S, D] in fp32 on the CPU.
+
+    With `all_layers`, the list of a sentence has all tensors of `hidden_states.encoder_states`. Otherwise the list has
+    only the output of the encoder. S is the number of source pieces of the sentence, eos included, and D is the width
+    of the model. A batch has at most `max_tokens` tokens.
+    """
+    order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
+    ends = batch_ends([len(sentences[index]) for index in order], max_tokens, 1)
+    states: dict[int, list[Tensor]] = {}  # by index of the sentence
+    for start, end in zip([0, *ends], ends, strict=False):
+        indices = order[start:end]
+        packed = Packed.from_lists([list(sentences[index]) for index in indices], device)
+        if all_layers:
+            outputs = [packed.with_values(values) for values in encoder_states(model, packed)]
+        else:
+            outputs = [model.encode(packed)]
+        of_texts = zip(*(output.split() for output in outputs), strict=True)
+        states |= {index: [x.float().cpu() for x in each] for index, each in zip(indices, of_texts, strict=True)}
+    return [states[index] for index in range(len(sentences))]

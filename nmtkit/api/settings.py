@@ -50,9 +50,8 @@ def named_arguments(function: Called) -> Called:
         for name in named:
             if name not in names:
                 title = function.__name__
-                hint = (
-                    f"; give flags as a dict: {title}({{{name!r}: {named[name]!r}}}, …)" if "settings" in names else ""
-                )
+                example = f"{title}({{{name!r}: {named[name]!r}}}, …)"
+                hint = f"; give flags as a dict: {example}" if "settings" in names else ""
                 raise ValueError(f"{title} has no argument {name!r}; {suggestion(name, names)}{hint}")
         return function(*arguments, **named)
 
@@ -67,18 +66,12 @@ def named_arguments_of_methods(kind: type[Class]) -> type[Class]:
     return kind
 
 
-def configs(
-    title: str, settings: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
-) -> list[Any]:
+def configs(title: str, settings: Mapping[str, Any], *classes: Any) -> list[Any]:
     """Returns a config of each class, with the `settings` that are flags of the class.
 
     An item of `classes` can also be a preset: a config whose fields the settings replace. Raises ValueError for wrong
-    settings. The message begins with `title`, the name of the caller. `elsewhere` is the name of another function and
-    the names of its settings. If `settings` contains a setting of this other function, the message names the function.
+    settings. The message begins with `title`, the name of the caller.
     """
-    for name in settings:
-        if name in elsewhere[1]:
-            raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
     kinds = [cls if isinstance(cls, type) else type(cls) for cls in classes]
     *parts, _ = split_settings(checked(title, settings, hints_of(*kinds)), *kinds)
     for cls, part in zip(kinds, parts, strict=True):
@@ -99,19 +92,17 @@ def translation_options(options: Mapping[str, Any], nbest: int | None) -> tuple[
     settings = options if nbest is None else {**options, "nbest": nbest}
     named = options.get("logits_processors", ())
     presets = {name: LOGITS_PROCESSORS[name].preset for name in ([named] if isinstance(named, str) else named)}
-    of_load = "nmtkit.load", tuple(hints_of(DeviceOptions, TranslatorOptions))
-    search, text, *processors = configs(
-        "translate", settings, SearchOptions, TextOptions, *presets.values(), elsewhere=of_load
-    )
+    for name in settings:
+        if name in hints_of(DeviceOptions, TranslatorOptions):
+            raise ValueError(f"{name} is a setting of nmtkit.load, not of translate")
+    search, text, *processors = configs("translate", settings, SearchOptions, TextOptions, *presets.values())
     if search.score_reference:
         raise ValueError("score_reference is not an option here; call the method score of the model")
     if search.mbr is not None and nbest is None:
         raise ValueError("mbr chooses from nbest translations; give nbest")
     if text.rewriting and search.alignment is not None:
         names = ", ".join(text.rewriting)
-        raise ValueError(
-            f"alignment refers to the text that the model reads, but {names} changes this text; leave out alignment"
-        )
+        raise ValueError(f"alignment refers to the text that the model reads, but {names} changes this text")
     return dataclasses.replace(search, processor_configs=tuple(processors)), text
 
 
@@ -160,10 +151,7 @@ def texts(given: str | Iterable[str], argument: str = "source") -> list[str]:
 
 
 def pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
-    """Returns a request for each text, with its translation as reference.
-
-    Raises ValueError if the lists differ in length, or if only one argument is a list.
-    """
+    """Returns a request for each text, with its translation as reference. Raises ValueError for unequal numbers."""
     sources, targets = texts(source), texts(target, "target")
     if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
         raise ValueError(

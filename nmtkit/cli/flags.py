@@ -12,8 +12,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, present, split_settings
-from nmtkit.config.fields import Access
+from nmtkit.config import COMMAND_LINE, Access, convert, derive, field_types, flag_of, present, split_settings
 from nmtkit.config.files import check_readable, check_writable, checkpoint_of
 
 # The flag of commands that open a checkpoint or use registered components.

@@ -5,10 +5,7 @@ from typing import Any
 
 
 def imported(name: str, *submodules: str, need: str) -> Any:
-    """Returns the module `name` after importing it and its `submodules`.
-
-    Raises ImportError with the text `need`, which contains the install command, if a package is missing.
-    """
+    """Returns the module `name` with its `submodules`. Raises ImportError with the text `need` if they are missing."""
     try:
         for submodule in submodules:
             importlib.import_module(f"{name}.{submodule}")

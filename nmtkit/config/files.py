@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 # Words for frequent errors of the operating system; other errors keep the words of the system.
 REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder, not a file"}
@@ -66,25 +66,14 @@ def reason_of(error: OSError) -> str:
     return REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
-@overload
-def checkpoint_of(path: Path) -> Path: ...
-
-
-@overload
-def checkpoint_of(path: None) -> None: ...
-
-
-def checkpoint_of(path: Path | None) -> Path | None:
+def checkpoint_of(path: Path) -> Path:
     """Returns the checkpoint file that a user means with a path or with the name of a model.
 
     The folder of a run stands for its best.pt, or else for its last.pt with a notice. `hf:ORG/NAME@REVISION` is a model
     of the Hugging Face Hub, which is downloaded and imported at its first use. All other paths stay as they are.
     """
-    if path is None:
-        return path
     if is_hub_name(path.as_posix()) and not path.exists():
-        opened: Path = importlib.import_module(HUB_MODELS).checkpoint(path.as_posix())
-        return opened
+        return importlib.import_module(HUB_MODELS).checkpoint(path.as_posix())
     if path.is_dir():
         for name in RUN_CHECKPOINTS:
             if (path / name).is_file():
@@ -281,10 +270,7 @@ def disk_full(error: BaseException) -> str | None:
 
 
 def sync_folder(path: Path) -> None:
-    """Writes the names of the files in a folder to disk, so that the names survive a power cut.
-
-    If `path` is a file, writes its contents to disk.
-    """
+    """Writes the names of the files in a folder, or the contents of a file, to disk, safe from a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

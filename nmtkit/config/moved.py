@@ -19,8 +19,7 @@ MOVED = {
     "bulk.plan": "jobs.shard_plan",
     "bulk.ray_cluster": "jobs.shard_processes",
     "checkpoint": "models.checkpoint",
-    "config.rules": "config.fields",
-    "config.toml": "config.values",
+    **{f"config.{name}": "config" for name in ("fields", "paths", "rules", "toml", "values")},
     "corpora": "cleaning",
     **{f"corpora.{name}": f"data.corpora.{name}" for name in
        ("blocks", "compression", "corpus", "lines", "pairs", "tables", "tmx", "writer")},

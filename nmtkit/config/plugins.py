@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config.registry import RegistryEntry
+from nmtkit.config.registry import RegistryEntry, full_name
 
 log = logging.getLogger("nmtkit")
 
@@ -40,10 +40,7 @@ def load_plugins(names: Sequence[str]) -> None:
 
 @cache
 def _installed() -> importlib.metadata.EntryPoints:
-    """Returns the entry points of plug-ins in installed packages.
-
-    The result is cached, because finding the plug-ins reads a file of each installed package.
-    """
+    """Returns the entry points of plug-ins in installed packages. Finding the plug-ins reads a file of each package."""
     return importlib.metadata.entry_points(group="nmtkit.plugins")
 
 
@@ -163,8 +160,7 @@ def _source_digest(module_name: str) -> str:
 
 def is_own(factory: Callable[..., Any]) -> bool:
     """Returns whether a registered class or function is part of this package and not of a plug-in."""
-    named = factory if hasattr(factory, "__module__") else type(factory)
-    return str(named.__module__).startswith("nmtkit.")
+    return full_name(factory).startswith("nmtkit.")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

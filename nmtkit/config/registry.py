@@ -55,13 +55,9 @@ class Registry(Generic[T]):
 
         def keep(factory: Callable[..., T]) -> Callable[..., T]:
             before = self.entries.get(name)
-            if before is not None and (
-                before.factory is factory or _definition(before.factory) != _definition(factory)
-            ):
+            if before and (before.factory is factory or _definition(before.factory) != _definition(factory)):
                 where = full_name(before.factory)
-                raise ValueError(
-                    f"{self.kind} {name!r} is registered twice; {where} already has this name; choose a different name"
-                )
+                raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has this name; choose another")
             self.entries[name] = RegistryEntry(name, factory, preset, module)
             return factory
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import LARGEST, field_types, flag_words, setting_text, split_settings, suggestion
+from nmtkit.config import LARGEST, field_types, flag_words, in_folder, setting_text, split_settings, suggestion
 from nmtkit.config.files import read_toml
-from nmtkit.config.paths import in_folder
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS

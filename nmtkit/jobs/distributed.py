@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -101,7 +102,7 @@ def init_process_group(device: torch.device, timeout_minutes: float) -> None:
 
     Collectives run on gloo for CPU tensors and on NCCL for GPU tensors.
     """
-    global _watchdog
+    global _watchdog, _signs
     if not launched() or dist.is_initialized():
         return
     store, own_rank, ranks = next(rendezvous("env://"))
@@ -109,6 +110,7 @@ def init_process_group(device: torch.device, timeout_minutes: float) -> None:
     # Collectives have a longer time limit than the watchdog, because the watchdog can name the process that hangs.
     limit = datetime.timedelta(minutes=timeout_minutes + 1, seconds=LONG_OPERATION_SECONDS)
     dist.init_process_group(backend, store=store, rank=own_rank, world_size=ranks, timeout=limit)
+    _signs = SignsOfLife()
     _watchdog = Watchdog(store, timeout_minutes * 60)
 
 
@@ -137,10 +139,25 @@ def process_group() -> Iterator[int]:
 # --- signs of life ----------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class SignsOfLife:
+    """The progress of this process, which the watchdog publishes."""
+
+    updates: int = 0
+    steps: int = 0  # steps made in the current update
+    waiting: bool = False  # whether this process is in a collective
+    beats: int = 0
+    busy_until: float = 0.0  # until this time, the process counts as alive without heartbeats
+
+
+_signs = SignsOfLife()
+
+
 def heartbeat(update: int | None = None) -> None:
     """Tells the watchdog that this process is alive and, if `update` is given, how many updates it has made."""
-    if _watchdog:
-        _watchdog.beat(update)
+    _signs.beats += 1
+    if update is not None:
+        _signs.updates, _signs.steps = update, 0
 
 
 def advance() -> None:
@@ -148,22 +165,19 @@ def advance() -> None:
 
     All processes make the same steps. The other processes wait for the process that has made the fewest steps.
     """
-    if _watchdog:
-        _watchdog.advance()
+    _signs.beats += 1
+    _signs.steps += 1
 
 
 @contextlib.contextmanager
 def long_operation() -> Iterator[None]:
     """The context of work without heartbeats, such as compiling, for at most `LONG_OPERATION_SECONDS`."""
-    if _watchdog is None:
-        yield
-        return
-    before, _watchdog.busy_until = _watchdog.busy_until, time.monotonic() + LONG_OPERATION_SECONDS
+    before, _signs.busy_until = _signs.busy_until, time.monotonic() + LONG_OPERATION_SECONDS
     try:
         yield
     finally:
-        _watchdog.busy_until = before
-        _watchdog.beat(None)
+        _signs.busy_until = before
+        heartbeat()
 
 
 def is_connection_error(error: BaseException) -> bool:
@@ -185,14 +199,11 @@ def abort(message: str) -> None:
 @contextlib.contextmanager
 def _waiting() -> Iterator[None]:
     """The context of a collective: tells the watchdog that this process waits for the others and does not hang."""
-    if _watchdog is None:
-        yield
-        return
-    _watchdog.waiting = True
+    _signs.waiting = True
     try:
         yield
     finally:
-        _watchdog.waiting = False
+        _signs.waiting = False
 
 
 def all_reduce(tensor: Tensor) -> Tensor:
@@ -288,26 +299,12 @@ class Watchdog:
     def __init__(self, store: Any, timeout: float) -> None:
         self.store = store
         self.timeout = timeout
-        self.updates = 0
-        self.steps = 0  # steps made in the current update
-        self.waiting = False  # whether this process is in a collective
-        self.beats = 0
-        self.busy_until = 0.0  # until this time, the process counts as alive without heartbeats
         self.parent = os.getppid()
         # rank -> its message, whether its progress is the least, time when both were first seen together
         self.states: dict[int, tuple[bytes, bool, float]] = {}
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
-
-    def beat(self, update: int | None) -> None:
-        self.beats += 1
-        if update is not None:
-            self.updates, self.steps = update, 0
-
-    def advance(self) -> None:
-        self.beats += 1
-        self.steps += 1
 
     def failed(self, message: str) -> None:
         self.closed.set()
@@ -321,10 +318,11 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self.closed.wait(self.INTERVAL):
-            if time.monotonic() < self.busy_until:
-                self.beats += 1
+            signs = _signs
+            if time.monotonic() < signs.busy_until:
+                signs.beats += 1
             try:
-                self.store.set(f"beat {rank()}", f"{self.updates} {self.steps} {int(self.waiting)} {self.beats}")
+                self.store.set(f"beat {rank()}", f"{signs.updates} {signs.steps} {signs.waiting:d} {signs.beats}")
                 if self.store.check(["failed"]):
                     os._exit(1)  # The rank that failed has printed the reason.
                 hanging = self._hanging() if is_rank_zero() else None
@@ -408,10 +406,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    """Returns 0 when all children have succeeded.
-
-    If a child fails, waits up to `GRACE_SECONDS` for the other children, and returns the exit code of the failed child.
-    """
+    """Returns 0 when all children have succeeded, or the exit code of a child that fails, after `GRACE_SECONDS`."""
     while True:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

@@ -57,11 +57,9 @@ class FolderLock:
         """Takes the lock. Raises ValueError, which names the other process, if another process has the lock."""
         file = self.path.open("a+", encoding="utf-8")
         try:
-            if not self._lock(file):
-                raise self._in_use(read_holder(self.path))
-            holder = read_holder(self.path)
-            if holder and holder["host"] != platform.node() and self._shows_life(holder):
-                raise self._in_use(holder)
+            is_locked, holder = self._lock(file), read_holder(self.path)
+            if not is_locked or (holder and holder["host"] != platform.node() and self._shows_life(holder)):
+                raise ValueError(f"{self.flag} {self.folder} is in use by {described(holder)}; give another folder")
         except BaseException:
             file.close()
             raise
@@ -86,26 +84,17 @@ class FolderLock:
                     return True
                 time.sleep(1 / TRIES)
         except OSError as error:
-            log.warning(
-                "%s cannot be locked (%s): make sure that no other run uses the folder", self.folder, error.strerror
-            )
+            log.warning("%s cannot be locked (%s): no other run must use this folder", self.folder, error.strerror)
             return True
         return False
-
-    def _in_use(self, holder: dict[str, Any] | None) -> ValueError:
-        return ValueError(f"{self.flag} {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
         """Returns whether the modification time of the file changes while this process waits.
 
         The time is not compared with a clock, because the clocks of two machines may differ.
         """
-        log.info(
-            "%s was last used by %s; waiting %g s for an update of its lock file",
-            self.folder,
-            described(holder),
-            WATCHED_SECONDS,
-        )
+        message = "%s was last used by %s; waiting %g s for an update of its lock file"
+        log.info(message, self.folder, described(holder), WATCHED_SECONDS)
         before, end = self.path.stat().st_mtime_ns, time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < end:
             time.sleep(WATCHED_SECONDS / 30)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nmtkit
-from nmtkit.config.files import cache_folder, parse_json, user_cache, write_atomically
+from nmtkit.config.files import cache_folder, parse_json, sha256_of, user_cache, write_atomically
 from nmtkit.jobs.folder_lock import lock
 
 COMPLETE = "complete.json"  # digest of each file of a complete folder
@@ -63,10 +63,7 @@ def folder_name() -> str:
 
 
 def folder() -> Path:
-    """Returns the folder with the machine code.
-
-    If the cache of the user cannot be written and has no complete code, the folder is temporary.
-    """
+    """Returns the folder with the machine code: a temporary folder if the user's cache has no code and is read-only."""
     kept = user_cache() / folder_name()
     return kept if is_complete(kept) else cache_folder() / folder_name()
 
@@ -91,10 +88,7 @@ def is_closed() -> bool:
 
 def digests_of(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != COMPLETE)
-    return {
-        path.relative_to(folder).as_posix(): hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-        for path in files
-    }
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
 
 def is_kept() -> bool:
@@ -105,29 +99,20 @@ def is_kept() -> bool:
 @contextlib.contextmanager
 def compiling(wait: bool) -> Iterator[bool]:
     """Holds the lock of compilation. Yields False if another process has the lock and `wait` is false."""
-    try:
-        file = (cache_folder() / "machine-code.lock").open("ab")
-    except OSError:
-        yield True
-        return
-    with file:
-        try:
+    locked = True  # also if the file cannot be written, or if the file system has no locks
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context((cache_folder() / "machine-code.lock").open("ab"))
             locked = lock(file, wait=wait)
-        except OSError:  # a file system without locks
-            locked = True
         yield locked
 
 
 def ensure(compile_all: Callable[[], None]) -> None:
-    """Calls `compile_all`, which compiles all code into `folder()`, unless the code is complete.
-
-    If another process is compiling, waits for the end of that compilation.
-    """
+    """Calls `compile_all`, which compiles into `folder()`, unless another process has completed the code."""
     if is_complete(folder()):
         return
-    notice = threading.Timer(
-        NOTICE_SECONDS, log.info, ("compiling the beam search for this processor; this happens once per machine",)
-    )
+    message = "compiling the beam search for this processor; this happens once per machine"
+    notice = threading.Timer(NOTICE_SECONDS, log.info, (message,))
     notice.daemon = True
     notice.start()
     try:

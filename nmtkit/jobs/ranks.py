@@ -57,9 +57,8 @@ class Ranks:
     """Sends tasks from rank 0 to the ranks 1 to `count` through a store of torch, and receives the results."""
 
     def __init__(self, store: Any, count: int) -> None:
-        self.workers = [
-            RemoteWorker(f"rank {rank}", StoreChannel(store, rank, at_rank_zero=True)) for rank in range(1, count + 1)
-        ]
+        channels = (StoreChannel(store, rank, at_rank_zero=True) for rank in range(1, count + 1))
+        self.workers = [RemoteWorker(f"rank {rank}", channel) for rank, channel in enumerate(channels, 1)]
 
     def wait(self, seconds: float) -> None:
         poll(seconds)

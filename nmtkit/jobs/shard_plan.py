@@ -146,14 +146,12 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
 
     Raises ValueError if shards are missing, or if the output of a shard differs from its record.
     """
+    repeat = f"repeat the command: {plan.command}"
     if missing := plan.unfinished():
-        raise ValueError(
-            f"{plan.folder} lacks {described(missing)} of {len(plan.shards)}; to make them, repeat the command: "
-            f"{plan.command}"
-        )
-    lines = 0
+        raise ValueError(f"{plan.folder} lacks {described(missing)} of {len(plan.shards)}; to make them, {repeat}")
+    lines = sum(shard.lines for shard in plan.shards)
     counts: Counter[str] = Counter()
-    progress.begin("Joining", "lines", sum(shard.lines for shard in plan.shards))
+    progress.begin("Joining", "lines", lines)
     for shard in plan.shards:
         record = plan.record(shard)
         assert record is not None
@@ -161,10 +159,8 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
         if (size, digest) != (record["bytes"], record["sha256"]):
             raise ValueError(
                 f"{plan.output(shard)} is damaged: it has {size:,} bytes, and {shard.name}.done says "
-                f"{record['bytes']:,}, with a different checksum; remove both files and repeat the command: "
-                f"{plan.command}"
+                f"{record['bytes']:,}, with a different checksum; remove both files and {repeat}"
             )
-        lines += shard.lines
         progress.advance(shard.lines)
         counts.update(record["counts"])
     return lines, counts
@@ -232,10 +228,7 @@ def open_plan(
 
 @contextmanager
 def _planning(folder: Path) -> Iterator[None]:
-    """Locks the folder, so that one process at a time makes the plan.
-
-    Removes temporary files that killed processes have left while they made a plan.
-    """
+    """Locks the folder while a process makes the plan. Removes temporary files of killed processes."""
     with (folder / ".lock").open("ab") as file:
         with suppress(OSError):  # on a file system without locks, several processes may write the same plan
             lock(file, wait=True)
@@ -264,20 +257,15 @@ def read_plan(folder: Path) -> Plan:
         table = parse_json(path.read_bytes())
         if table["nmtkit_plan"] != FORMAT:
             raise ValueError(f"its format is {table['nmtkit_plan']}, and this nmtkit reads format {FORMAT}")
-        shards = tuple(
-            Shard(index, first, lines, tuple(starts)) for index, (first, lines, *starts) in enumerate(table["shards"])
-        )
+        rows = enumerate(table["shards"])
+        shards = tuple(Shard(index, first, lines, tuple(starts)) for index, (first, lines, *starts) in rows)
         return Plan(folder, table["suffix"], shards, table["fingerprint"], table["files"], table["command"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; remove the folder and begin again") from None
 
 
 def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
-    """Returns the facts about a file.
-
-    If the file still has the size and modification time in `known`, returns the facts in `known`. Otherwise reads the
-    file.
-    """
+    """Returns the facts about a file. Reads the file unless `known` has facts for its size and time."""
     status = path.stat()
     earlier = known.get(os.path.abspath(path))
     if earlier is not None and (earlier["bytes"], earlier["modified"]) == (status.st_size, status.st_mtime_ns):
@@ -308,9 +296,7 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
     total = borders[0][1]
     for path, (_, count) in zip(paths, borders, strict=True):
         if count != total:
-            raise ValueError(
-                f"{paths[0]} has {total:,} lines, but {path} has {count:,}: line i of both must belong together"
-            )
+            raise ValueError(f"{paths[0]} has {total:,} lines, but {path} has {count:,}: the files must be parallel")
     columns = zip(*(starts for starts, _ in borders), strict=True)
     return tuple(
         Shard(index, index * shard_lines, min(shard_lines, total - index * shard_lines), starts)
@@ -319,10 +305,7 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
 
 
 def line_borders(path: Path, interval: int) -> tuple[list[int], int]:
-    """Returns the byte positions at which shards of `interval` lines begin, and the number of lines of the file.
-
-    Raises ValueError if the file is empty.
-    """
+    """Returns the byte positions at which shards of `interval` lines begin, and the number of lines of the file."""
     starts, count, position, last = [0], 0, 0, 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

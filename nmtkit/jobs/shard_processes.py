@@ -40,12 +40,8 @@ Factory = Callable[[int | None], ShardWorker]  # argument: number of CPU threads
 class ShardWriter:
     """Writes the shards that a worker computes."""
 
-    def __init__(self, worker: ShardWorker, plan: Plan) -> None:
-        self.worker, self.plan = worker, plan
-
-    @staticmethod
-    def of(factory: Factory, plan: Plan) -> "ShardWriter":
-        return ShardWriter(factory(None), plan)
+    def __init__(self, factory: Factory, plan: Plan, threads: int | None = None) -> None:
+        self.worker, self.plan = factory(threads), plan
 
     def write(self, shard: Shard) -> tuple[Shard, dict[str, Any]]:
         """Computes a shard and writes its files. Returns the shard and its record."""
@@ -70,7 +66,7 @@ class LocalProcesses:
 
     def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
         """Makes a worker in each process, and writes `shards`. Yields each finished shard with its record."""
-        with Workers(self.count, partial(ShardWriter.of, factory, plan), tasks_ahead=1) as pool:
+        with Workers(self.count, partial(ShardWriter, factory, plan), tasks_ahead=1) as pool:
             for _, result in pool.imap_unordered((ShardWriter.write, shard) for shard in shards):
                 yield result
 
@@ -86,11 +82,7 @@ class RayCluster:
         self._ray = ray
         self._actors, self._cpus, self._gpus = actors, cpus, gpus
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
-        check_capacity(self._nodes(), actors, cpus, gpus)
-
-    def _nodes(self) -> list[Mapping[str, float]]:
-        """Returns the CPUs and GPUs of each node that is alive."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        check_capacity([node["Resources"] for node in ray.nodes() if node["Alive"]], actors, cpus, gpus)
 
     def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
         """Processes shards in actors. Yields each finished shard with its record.
@@ -171,7 +163,7 @@ class ShardActor:
 
     def __init__(self, factory: Factory, threads: int, folder: Path) -> None:
         self._folder = folder
-        self._writer = ShardWriter(factory(threads), read_plan(folder)) if self._visible() else None
+        self._writer = ShardWriter(factory, read_plan(folder), threads) if self._visible() else None
 
     def _visible(self) -> bool:
         return (self._folder / PLAN).is_file()
@@ -185,30 +177,20 @@ class ShardActor:
 
 
 def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
-    """Raises ValueError unless the nodes have room for `actors` actors.
-
-    Each actor needs `cpus` CPUs and `gpus` GPUs of a single node.
-    """
-    fitting = []
-    for node in nodes:
-        actors_of_node = node.get("CPU", 0.0) / cpus
-        fitting.append(int(actors_of_node if gpus == 0 else min(actors_of_node, node.get("GPU", 0.0) / gpus)))
-    if sum(fitting) < actors:
+    """Raises ValueError unless the nodes have room for the actors. An actor uses the CPUs and GPUs of a single node."""
+    needs = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    room = sum(int(min(node.get(name, 0.0) / need for name, need in needs.items())) for node in nodes)
+    if room < actors:
         described = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
         raise ValueError(
-            f"the Ray cluster has room for {sum(fitting)} actors with {cpus:g} CPUs and {gpus:g} GPUs each, but "
+            f"the Ray cluster has room for {room} actors with {cpus:g} CPUs and {gpus:g} GPUs each, but "
             f"{actors} are needed; its nodes have: {described}. Use fewer --workers, or change --actor-cpus or "
             "--actor-gpus"
         )
 
 
 def shard_processes(options: ShardOptions, workers: int) -> LocalProcesses | RayCluster:
-    """Returns as many processes as `workers` says: child processes of this machine, or actors of a Ray cluster.
-
-    `options.executor` chooses between the two.
-
-    Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.
-    """
+    """Returns child processes of this machine, or actors of a Ray cluster. Raises ImportError or ValueError."""
     if options.executor == "local":
         return LocalProcesses(workers)
     return RayCluster(workers, options.actor_cpus, options.actor_gpus)

@@ -72,8 +72,7 @@ class Prefetched(Iterator[T]):
             raise StopIteration
         has_item, item = self._ready.get()
         if has_item:
-            value: T = item
-            return value
+            return item
         self._closed.set()
         raise item or StopIteration
 

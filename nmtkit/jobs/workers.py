@@ -54,8 +54,8 @@ class Workers:
 
         Raises the error of the earliest failed task. An error of `tasks` itself is raised after all earlier results.
         """
-        for _, worker, result in self._results(tasks, ordered=True):
-            yield self.transport.workers.index(worker), result
+        results = self._results(tasks, ordered=True)
+        return ((self.transport.workers.index(worker), result) for _, worker, result in results)
 
     def imap_unordered(self, tasks: Iterable[Task | None]) -> Iterator[tuple[int, Any]]:
         """Yields the number and the result of every task, in the order in which results arrive.
@@ -63,8 +63,7 @@ class Workers:
         `tasks` may yield None if no task is available at the moment. This method then yields the results that are
         ready. The None counts as a task with the result None.
         """
-        for number, _, result in self._results(tasks, ordered=False):
-            yield number, result
+        return ((number, result) for number, _, result in self._results(tasks, ordered=False))
 
     def _results(self, tasks: Iterable[Task | None], ordered: bool) -> Iterator[tuple[int, Any, Any]]:
         """Yields the number, the worker and the result of every task."""
@@ -176,9 +175,8 @@ class Workers:
             yield from self.scheduler.receive(worker)
         except EOFError:
             how = self.transport.stop(worker, END_SECONDS)
-            raise ChildProcessError(
-                f"{worker.name} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
-            ) from None
+            message = f"{worker.name} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
+            raise ChildProcessError(message) from None
 
 
 class ThisProcess:
@@ -206,11 +204,7 @@ class ThisProcess:
 
 
 class Shared(Generic[T]):
-    """A factory that gives forked workers the object `value` of this process.
-
-    Forked workers share the memory of `value`. A spawned worker has no access to `value`, and calls `make`, which must
-    be picklable.
-    """
+    """A factory that gives forked workers `value`. A spawned worker calls `make`, which must be picklable."""
 
     def __init__(self, value: T, make: Callable[..., T]) -> None:
         self.value: T | None = value

@@ -19,14 +19,12 @@ from nmtkit.serving.deepl_glossaries import DeepLGlossaries
 from nmtkit.serving.door import Door, Handler, answer_http_exception
 from nmtkit.serving.glossaries import GlossaryStore
 from nmtkit.serving.interface import ENDPOINTS, openapi_document
-from nmtkit.serving.kept_files import KeptFiles
 from nmtkit.serving.keys import Keys, Usage
-from nmtkit.serving.languages import Detector
 from nmtkit.serving.libretranslate import LibreTranslate
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.protocol import UnambiguousRequests
-from nmtkit.serving.reading import Refusal
+from nmtkit.serving.refusal import Refusal
 from nmtkit.text.languages import name_of
 
 
@@ -38,9 +36,8 @@ class Service:
         self.metrics = Metrics(pool)
         self.door = Door(config, keys, usage, self.metrics)
         self.translator = ContentTranslator(self.door, pool)
-        files = KeptFiles()
-        self.libretranslate = LibreTranslate(self.translator, files)
-        self.deepl = DeepL(self.translator, files, glossaries)
+        self.libretranslate = LibreTranslate(self.translator)
+        self.deepl = DeepL(self.translator, glossaries)
 
     def application(self) -> Starlette:
         handlers: dict[str, Callable[..., Awaitable[Response]]] = {
@@ -69,24 +66,15 @@ class Service:
         routes += [*self.deepl.routes(), *DeepLGlossaries(self.deepl).routes()]
         routes.append(Route("/docs/", lambda request: RedirectResponse("../docs")))
         middleware = [Middleware(UnambiguousRequests)]
-        if self.config.cors_origin:
+        if origins := self.config.cors_origin:
+            methods, headers = ["GET", "POST", "PUT", "PATCH", "DELETE"], ["Authorization", "Content-Type"]
             middleware.append(
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=list(self.config.cors_origin),
-                    allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-                    allow_headers=["Authorization", "Content-Type"],
-                )
+                Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers)
             )
-        application = Starlette(
-            routes=routes, middleware=middleware, exception_handlers={HTTPException: answer_http_exception}
-        )
+        errors = {HTTPException: answer_http_exception}
+        application = Starlette(routes=routes, middleware=middleware, exception_handlers=errors)
         application.router.redirect_slashes = False
         return application
-
-    @property
-    def detector(self) -> Detector | None:
-        return self.translator.detector
 
     @property
     def needs_key(self) -> bool:
@@ -95,8 +83,8 @@ class Service:
     # --- facts and pages ----------------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        ready, models = self.pool.ready, self.pool.models
-        facts = {"status": "ok" if ready else "no worker", "engines": {} if models is None else models.facts.engines}
+        ready = self.pool.ready
+        facts = {"status": "ok" if ready else "no worker", "engines": self.pool.models.facts.engines}
         return JSONResponse(facts, 200 if ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
@@ -109,7 +97,7 @@ class Service:
         return JSONResponse(self.document())
 
     async def docs(self, request: Request) -> Response:
-        return web.page(request, web.documentation(self.document(), self.libretranslate.base_url(request)))
+        return web.answer(request, web.documentation(self.document(), self.libretranslate.base_url(request)).encode())
 
     async def index(self, request: Request) -> Response:
         return web.file(request, web.TRANSLATOR)
@@ -129,7 +117,7 @@ class Service:
                 "keyRequired": self.needs_key,
                 "charLimit": self.config.char_limit,
                 "filesTranslation": True,
-                "detection": self.detector is not None,
+                "detection": self.translator.detector is not None,
                 "supportedFilesFormat": list(reading.EXTENSIONS),
                 "suggestions": False,
                 "language": {side: {"code": code, "name": name_of(code)} for side, code in pair},

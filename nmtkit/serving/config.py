@@ -106,15 +106,10 @@ class ServeConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.public_url is not None and not re.match(r"https?://[^/\s]+", self.public_url):
-            raise ValueError(
-                f"--public-url {self.public_url!r} is not an address such as https://example.org/translator"
-            )
+            raise ValueError(f"--public-url {self.public_url!r} is not an address such as https://example.org/nmt")
 
     def listed_models(self) -> list["ModelPath"]:
-        """Returns the checkpoints of --models. Relative paths begin at the folder of the file.
-
-        Lines that begin with # are comments. Raises OSError or ValueError if the file does not list checkpoints.
-        """
+        """Returns the checkpoints of --models. Relative paths begin at the folder of the file. Raises ValueError."""
         if self.models is None:
             return []
         lines = listed_lines(self.models, "checkpoint").values()
@@ -130,10 +125,7 @@ class ModelPath:
 
     @staticmethod
     def parse(text: str, folder: Path = Path()) -> "ModelPath":
-        """Parses `averaged.pt` or `en-de=averaged.pt`. The path may be the folder of a run.
-
-        Relative paths begin at `folder`.
-        """
+        """Parses `averaged.pt` or `en-de=averaged.pt`. Relative paths begin at `folder`."""
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
         if equals and match:
@@ -143,10 +135,7 @@ class ModelPath:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeJob:
-    """A parsed and checked command: the models to load, and the options of all requests.
-
-    The server sends the job to the process that loads the models.
-    """
+    """A parsed and checked command, which the server sends to the process that loads the models."""
 
     config: ServeConfig
     paths: Sequence[ModelPath]  # models of --path

@@ -1,9 +1,10 @@
 """Translates texts and documents of requests with the workers, and finds their languages."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmtkit.serving import reading
 from nmtkit.serving.door import Door
@@ -12,10 +13,42 @@ from nmtkit.serving.interface import DetectedLanguage
 from nmtkit.serving.keys import ApiKey
 from nmtkit.serving.languages import Detector, described, detector_of, served_code
 from nmtkit.serving.pool import Pool
-from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.serving.reading import Content, PlainText
+from nmtkit.serving.refusal import Refusal
 from nmtkit.text.languages import subtags
 
+FILE_SECONDS = 600  # lifetime of a translated file
+FILES_BYTES = 64 * 2**20  # maximum bytes of all translated files together
 SAME_LANGUAGE = 90.0  # percent; a text that is in the target language with at least this confidence is not translated
+
+
+class KeptFile(NamedTuple):
+    expiry: float  # time of `time.monotonic`
+    extension: str
+    data: bytes
+
+
+class KeptFiles:
+    """Translated files by their token, in memory for a short time."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, KeptFile] = {}
+
+    def keep(self, token: str, extension: str, data: bytes) -> None:
+        """Keeps a file. Removes expired files, then the oldest files while all files exceed FILES_BYTES together."""
+        now = time.monotonic()
+        self.files = {token: file for token, file in self.files.items() if file.expiry > now}
+        while self.files and sum(len(file.data) for file in self.files.values()) + len(data) > FILES_BYTES:
+            del self.files[next(iter(self.files))]
+        self.files[token] = KeptFile(now + FILE_SECONDS, extension, data)
+
+    def get(self, token: str) -> KeptFile | None:
+        """Returns a file, or None if it does not exist or has expired."""
+        file = self.files.get(token)
+        return file if file is not None and file.expiry > time.monotonic() else None
+
+    def remove(self, token: str) -> None:
+        self.files.pop(token, None)
 
 
 @dataclass(frozen=True)
@@ -31,6 +64,7 @@ class ContentTranslator:
 
     def __init__(self, door: Door, pool: Pool) -> None:
         self.door, self.pool, self.threads = door, pool, door.threads
+        self.files = KeptFiles()
 
     async def translations(
         self, key: ApiKey, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
@@ -43,8 +77,7 @@ class ContentTranslator:
         quota of the API key. The characters count only if the translation succeeds, or if the client has disconnected.
         """
         characters = sum(len(piece.text) for piece in pieces)
-        self.door.check_characters(characters)
-        self.door.check_lines(sum(len(piece.segments) for piece in pieces))
+        self.door.check_size(sum(len(piece.segments) for piece in pieces), characters)
         counted = self.door.usage.count(key, characters=characters)
         try:
             return await self._translated(pieces, pairs, settings)
@@ -56,22 +89,7 @@ class ContentTranslator:
     async def _translated(
         self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
     ) -> list[list[LineResult]]:
-        translated = await self._translated_lines(pieces, pairs, settings)
-        results = []
-        for piece, pair in zip(pieces, pairs, strict=True):
-            of_lines = [next(translated[pair]) for _ in piece.segments]
-            ranks = range(max(map(len, of_lines), default=1))  # a line that is copied has no alternatives
-            by_rank = [[line[min(rank, len(line) - 1)] for line in of_lines] for rank in ranks]
-            length = len(piece.text)
-            results.append([await self.threads.run(length, reading.rendered, piece, lines) for lines in by_rank])
-            results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines if "quality" in line[0]]
-        return results
-
-    async def _translated_lines(
-        self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
-    ) -> dict[Pair, Iterator[list[LineResult]]]:
-        """Returns, for each language pair, an iterator over the results of the lines of its pieces."""
-        translated: dict[Pair, Iterator[list[LineResult]]] = {}
+        translated: dict[Pair, Iterator[list[LineResult]]] = {}  # results of the lines of all pieces of a pair
         for pair in dict.fromkeys(pairs):
             of_pair = [piece for piece, other in zip(pieces, pairs, strict=True) if other == pair]
             lines = [line for piece in of_pair for line in piece.segments]
@@ -81,7 +99,15 @@ class ContentTranslator:
             of_lines = await self.pool.translate(replace(settings, pair=pair), lines)
             translated[pair] = iter(of_lines)
             self.door.metrics.count(pair, of_lines, sum(len(piece.text) for piece in of_pair))
-        return translated
+        results = []
+        for piece, pair in zip(pieces, pairs, strict=True):
+            of_lines = [next(translated[pair]) for _ in piece.segments]
+            ranks = range(max(map(len, of_lines), default=1))  # a line that is copied has no alternatives
+            by_rank = [[line[min(rank, len(line) - 1)] for line in of_lines] for rank in ranks]
+            length = len(piece.text)
+            results.append([await self.threads.run(length, reading.rendered, piece, lines) for lines in by_rank])
+            results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines if "quality" in line[0]]
+        return results
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -131,10 +157,9 @@ class ContentTranslator:
             return next((code for code in codes if subtags(code)[0] == subtags(language)[0]), language)
 
         def detected(piece: Content) -> DetectedLanguage:
-            languages = [
-                DetectedLanguage(language=code_of(each["language"]), confidence=each["confidence"])
-                for each in self.detected([reading.without_markup(piece)])
-            ]
+            languages = self.detected([reading.without_markup(piece)])
+            for each in languages:
+                each["language"] = code_of(each["language"])
             if languages[0]["language"] == target and languages[0]["confidence"] >= SAME_LANGUAGE:
                 return languages[0]
             listed = next((language for language in languages if language["language"] in sources), None)

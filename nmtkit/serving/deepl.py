@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from nmtkit.serving import reading
 from nmtkit.serving.config import FORMALITY_TAGS, ModelFacts
-from nmtkit.serving.content_translator import ContentTranslator
+from nmtkit.serving.content_translator import FILE_SECONDS, ContentTranslator
 from nmtkit.serving.deepl_fields import (
     DocumentKeyFields,
     LanguagesFields,
@@ -26,11 +26,11 @@ from nmtkit.serving.deepl_fields import (
 from nmtkit.serving.door import refusal_of
 from nmtkit.serving.fair_queue import BatchKey, Pair
 from nmtkit.serving.glossaries import GlossaryStore, Languages
-from nmtkit.serving.kept_files import FILE_SECONDS, KeptFiles
 from nmtkit.serving.keys import ApiKey, longest_quota
 from nmtkit.serving.languages import code_parts, deepl_code, deepl_target_codes, described, served_code_for_deepl
 from nmtkit.serving.libretranslate import download, has_placeholders
-from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.serving.reading import Content, PlainText
+from nmtkit.serving.refusal import RETRY, Refusal
 from nmtkit.text.documents import ReadOptions, TaggedText, TagRules
 from nmtkit.text.languages import name_of
 
@@ -53,8 +53,8 @@ class Upload:
 class DeepL:
     """The handlers of DeepL's routes, without the routes of glossaries."""
 
-    def __init__(self, translator: ContentTranslator, files: KeptFiles, glossaries: GlossaryStore) -> None:
-        self.translator, self.files, self.glossaries = translator, files, glossaries
+    def __init__(self, translator: ContentTranslator, glossaries: GlossaryStore) -> None:
+        self.translator, self.files, self.glossaries = translator, translator.files, glossaries
         self.door, self.pool, self.threads = translator.door, translator.pool, translator.threads
         self.documents: dict[str, Upload] = {}
 
@@ -73,12 +73,12 @@ class DeepL:
 
     async def translate(self, request: Request, fields: TranslateTextFields) -> Response:
         texts = reading.listed(fields.text)
+        sources = {source for source, _ in self.pool.pairs}
         source, target = self.served_languages(fields)
         contents = await self.threads.run(sum(map(len, texts)), contents_of, texts, target, fields)
         pairs, _ = await self.translator.pairs_of(source, target, contents)
-        settings = self.settings(request.state.key, fields, pairs)
         settings = dataclasses.replace(
-            settings,
+            self.settings(request.state.key, fields, pairs),
             html=fields.tag_handling is not None,
             whole=fields.split_sentences == "0",
             placeholders=has_placeholders(texts),
@@ -86,7 +86,8 @@ class DeepL:
         results = await self.translator.translations(request.state.key, contents, pairs, settings)
         answers = []
         for (language, _), text, (result, *_) in zip(pairs, texts, results, strict=True):
-            answer: dict[str, object] = {"detected_source_language": self.source_code(language), "text": result["text"]}
+            detected = deepl_code(language, sources)
+            answer: dict[str, object] = {"detected_source_language": detected, "text": result["text"]}
             if fields.show_billed_characters:
                 answer["billed_characters"] = len(text)
             answers.append(answer)
@@ -97,38 +98,26 @@ class DeepL:
 
         A request without a source language has the source `auto`: the server detects the language. If no detector is
         installed, and only one source language is served for the target, this language is the source.
-        Raises Refusal for languages that are not served, and for fields that this server does not support.
+        Raises Refusal for languages that are not served.
         """
-        if fields.unsupported:
-            raise Refusal(400, f"this server does not support {', '.join(fields.unsupported)}")
         pairs = self.pool.pairs
         target = served_code_for_deepl(fields.target_lang, (target for _, target in pairs))
         if target is None:
-            raise Refusal(
-                400, f"Value for 'target_lang' not supported: {fields.target_lang[:40]}; served: {described(pairs)}"
-            )
+            raise not_served("target_lang", fields.target_lang, pairs)
         sources = [source for source, other in pairs if other == target]
         if fields.source_lang is None:
             return ("auto" if self.translator.detector is not None or len(sources) > 1 else sources[0]), target
         source = served_code_for_deepl(fields.source_lang, sources)
         if source is None:
-            raise Refusal(
-                400,
-                f"Value for 'source_lang' not supported for this target_lang: {fields.source_lang[:40]}; served: "
-                f"{described(pairs)}",
-            )
+            raise not_served("source_lang", fields.source_lang, pairs)
         return source, target
 
     def settings(self, key: ApiKey, fields: TranslationFields, pairs: Sequence[Pair]) -> BatchKey:
-        """Returns the settings of a translation without the language pair: formality tag and glossary.
-
-        Raises Refusal if a model does not support a setting, but ignores an unsupported `prefer_more` or `prefer_less`.
-        """
+        """Returns the settings of a translation without the language pair. Raises Refusal for unsupported settings."""
         facts, different = self.facts, [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1]]
-        preferred = fields.formality.startswith("prefer_")
         tag = FORMALITY_TAGS.get(fields.formality.removeprefix("prefer_"))
         if tag is not None and not set(different) <= set(facts.with_formality):
-            if not preferred:
+            if not fields.formality.startswith("prefer_"):
                 raise Refusal(400, "'formality' is not supported for given 'target_lang'")
             tag = None
         settings = BatchKey(tag=tag)
@@ -150,16 +139,14 @@ class DeepL:
         source, target = self.served_languages(fields)
         file = await self.translator.read_file(fields.file, source, target, fields.filename)
         if fields.output_format is not None and f".{fields.output_format.lower()}" != file.extension:
-            raise Refusal(
-                400, f"the translation of a {file.extension} file has the same format; leave out output_format"
-            )
+            raise Refusal(400, f"a {file.extension} file is translated into the same format; leave out output_format")
         settings = self.settings(request.state.key, fields, [file.pair])
         characters = len(file.content.text)
         self.door.usage.check(request.state.key, characters=characters)
         now = time.monotonic()
         self.documents = {id: document for id, document in self.documents.items() if document.expiry > now}
         if len(self.documents) >= MAX_DOCUMENTS:
-            raise Refusal(429, "too many documents wait for their download", reading.RETRY)
+            raise Refusal(429, "too many documents wait for their download", RETRY)
         id, key = secrets.token_hex(16), secrets.token_hex(32)
 
         async def translate() -> Refusal | list[str]:
@@ -182,9 +169,8 @@ class DeepL:
             raise
         if task.done() and isinstance(refusal := task.result(), Refusal):
             raise refusal
-        document = Upload(key, characters, task, now + self.door.config.timeout + FILE_SECONDS)
-        self.documents[id] = document
-        return JSONResponse({"document_id": id, "document_key": document.key})
+        self.documents[id] = Upload(key, characters, task, now + self.door.config.timeout + FILE_SECONDS)
+        return JSONResponse({"document_id": id, "document_key": key})
 
     def document(self, request: Request, fields: DocumentKeyFields) -> tuple[str, Upload]:
         """Returns the id of a document, and the document. Raises Refusal 404 if the key of the document is wrong."""
@@ -231,32 +217,26 @@ class DeepL:
         targets = dict.fromkeys(target for _, target in facts.pairs)
         formal = {target for _, target in facts.with_formality}
         codes = dict(sorted((shown, code) for code in targets for shown in deepl_target_codes(code, targets)))
-        return JSONResponse(
-            [
-                {"language": shown, "name": name_of(code), "supports_formality": code in formal}
-                for shown, code in codes.items()
-            ]
-        )
+        languages = [
+            {"language": shown, "name": name_of(code), "supports_formality": code in formal}
+            for shown, code in codes.items()
+        ]
+        return JSONResponse(languages)
 
     async def usage(self, request: Request, fields: NoFields) -> Response:
         """Answers with the characters used in the longest period that has a quota, and the limit of this period."""
         key: ApiKey = request.state.key
         period, limit = longest_quota(key)
-        return JSONResponse(
-            {
-                "character_count": self.door.usage.counts(key)[period].characters,
-                "character_limit": NO_LIMIT if limit is None else limit,
-            }
-        )
-
-    def source_code(self, code: str) -> str:
-        return deepl_code(code, {source for source, _ in self.pool.pairs})
+        used = self.door.usage.counts(key)[period].characters
+        return JSONResponse({"character_count": used, "character_limit": NO_LIMIT if limit is None else limit})
 
     @property
     def facts(self) -> ModelFacts:
-        if self.pool.models is None:
-            raise Refusal(503, "no models are loaded")
         return self.pool.models.facts
+
+
+def not_served(field: str, code: str, pairs: Sequence[Pair]) -> Refusal:
+    return Refusal(400, f"Value for '{field}' not supported: {code[:40]}; served: {described(pairs)}")
 
 
 def base_languages(pair: Pair) -> Languages:
@@ -266,12 +246,8 @@ def base_languages(pair: Pair) -> Languages:
 
 def contents_of(texts: Sequence[str], target: str, fields: TranslateTextFields) -> list[Content]:
     """Returns the content of each text of a request. Called in a thread, because a long text takes time."""
-    tags = TagRules(
-        *(
-            frozenset(name.lower() for name in names)
-            for names in (fields.ignore_tags, fields.splitting_tags, fields.non_splitting_tags)
-        )
-    )
+    lists = fields.ignore_tags, fields.splitting_tags, fields.non_splitting_tags
+    tags = TagRules(*(frozenset(map(str.lower, names)) for names in lists))
     if fields.tag_handling == "html":
         return [reading.web_page(text, target, tags) for text in texts]
     if fields.tag_handling == "xml":

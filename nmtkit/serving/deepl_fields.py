@@ -1,7 +1,7 @@
-"""The fields of requests to DeepL's routes. Fields in `UNSUPPORTED` cause errors. Other unknown fields are ignored."""
+"""The fields of requests to DeepL's routes. `Unsupported` fields cause errors. Unknown fields are ignored."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -20,7 +20,13 @@ def _tag_names(value: Any) -> Any:
     return value
 
 
+def _refuse(value: Any) -> None:
+    if value not in (None, [], ""):
+        raise ValueError("this server does not support it")
+
+
 TagNames = Annotated[list[Text], BeforeValidator(_tag_names)]
+Unsupported = Annotated[None, BeforeValidator(_refuse)]  # a request may only give it an empty value
 Formality = Literal["default", "more", "less", "prefer_more", "prefer_less"]
 
 
@@ -28,9 +34,7 @@ class NoFields(RequestFields):
     counts = ()
 
 
-class LanguagesFields(RequestFields):
-    counts = ()
-
+class LanguagesFields(NoFields):
     type: Literal["source", "target"] = "source"
 
 
@@ -42,23 +46,14 @@ class TranslationFields(RequestFields):
     formality: Formality = "default"
     glossary_id: Code | None = None
 
-    UNSUPPORTED: ClassVar = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
-    glossary_ids: Any = None
-    style_id: Any = None
-    translation_memory_id: Any = None
-    custom_instructions: Any = None
-
-    @property
-    def unsupported(self) -> list[str]:
-        """Names of the fields in `UNSUPPORTED` to which the request gives a value."""
-        return [name for name in self.UNSUPPORTED if getattr(self, name) not in (None, [], "")]
+    glossary_ids: Unsupported = None
+    style_id: Unsupported = None
+    translation_memory_id: Unsupported = None
+    custom_instructions: Unsupported = None
 
 
 class TranslateTextFields(TranslationFields):
-    """Fields of /v2/translate.
-
-    `context`, `model_type`, `preserve_formatting` and `tag_handling_version` are accepted without an effect.
-    """
+    """Fields of /v2/translate. `context`, `model_type`, `preserve_formatting`, `tag_handling_version` are ignored."""
 
     texts_field = "text"
 
@@ -78,9 +73,7 @@ class TranslateDocumentFields(TranslationFields):
     output_format: Text | None = None
 
 
-class DocumentKeyFields(RequestFields):
-    counts = ()
-
+class DocumentKeyFields(NoFields):
     document_key: Code
 
 
@@ -98,18 +91,15 @@ class DictionaryFields(BaseModel):
     entries_format: Literal["tsv", "csv"] = "tsv"
 
 
-class GlossaryFields(DictionaryFields, RequestFields):
-    """A glossary of /v2/glossaries, which has one language pair."""
-
-    counts = ("requests",)
-    texts_field = "entries"
-
-    name: Annotated[Text, Field(min_length=1, max_length=1024)]
-
-
 class ReplaceDictionaryFields(DictionaryFields, RequestFields):
     counts = ("requests",)
     texts_field = "entries"
+
+
+class GlossaryFields(ReplaceDictionaryFields):
+    """A glossary of /v2/glossaries, which has one language pair."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=1024)]
 
 
 class MultilingualGlossaryFields(RequestFields):
@@ -128,10 +118,8 @@ class MultilingualGlossaryFields(RequestFields):
         return [each.get("entries") if isinstance(each, dict) else None for each in dictionaries]
 
 
-class LanguagePairFields(RequestFields):
+class LanguagePairFields(NoFields):
     """The language pair of a dictionary, in the query string."""
 
-    counts = ()
-
-    source_lang: Code | None = None
-    target_lang: Code | None = None
+    source_lang: Code
+    target_lang: Code

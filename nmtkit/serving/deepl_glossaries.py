@@ -17,8 +17,7 @@ from nmtkit.serving.deepl_fields import (
     ReplaceDictionaryFields,
 )
 from nmtkit.serving.glossaries import Languages, StoredGlossary, Terms, read_terms
-from nmtkit.serving.languages import code_parts
-from nmtkit.serving.reading import Refusal
+from nmtkit.serving.refusal import Refusal
 
 TSV = "text/tab-separated-values; charset=utf-8"
 
@@ -59,14 +58,13 @@ class DeepLGlossaries:
         served = {base_languages(pair) for pair in self.deepl.facts.with_glossary}
         result: dict[Languages, Terms] = {}
         for fields in dictionaries:
-            languages = languages_of(fields)
+            languages = base_languages((fields.source_lang, fields.target_lang))
             if languages not in served:
                 raise Refusal(400, f"this server does not support glossaries from {languages[0]} to {languages[1]}")
             if languages in result:
                 raise Refusal(400, f"the glossary has two dictionaries from {languages[0]} to {languages[1]}")
-            result[languages] = await self.door.threads.run(
-                len(fields.entries), read_terms, fields.entries, fields.entries_format
-            )
+            entries, threads = fields.entries, self.door.threads
+            result[languages] = await threads.run(len(entries), read_terms, entries, fields.entries_format)
         return result
 
     async def created(self, request: Request, name: str, dictionaries: Iterable[DictionaryFields]) -> StoredGlossary:
@@ -123,10 +121,8 @@ class DeepLGlossaries:
 
     async def change(self, request: Request, fields: MultilingualGlossaryFields) -> Response:
         """Changes the name, and adds terms to the dictionaries."""
-        terms = await self.terms(fields.dictionaries)
-        stored = await self.store.write(
-            self.store.change, *self.account_and_id(request), terms, self.door.config.char_limit, fields.name
-        )
+        terms, limit = await self.terms(fields.dictionaries), self.door.config.char_limit
+        stored = await self.store.write(self.store.change, *self.account_and_id(request), terms, limit, fields.name)
         return JSONResponse(facts(stored))
 
     async def replace_dictionary(self, request: Request, fields: ReplaceDictionaryFields) -> Response:
@@ -136,20 +132,14 @@ class DeepLGlossaries:
         return JSONResponse({**language_fields(languages), "entry_count": stored.counts[languages]})
 
     async def delete_dictionary(self, request: Request, fields: LanguagePairFields) -> Response:
-        await self.store.write(self.store.remove, *self.account_and_id(request), languages_of(fields))
+        languages = base_languages((fields.source_lang, fields.target_lang))
+        await self.store.write(self.store.remove, *self.account_and_id(request), languages)
         return Response(status_code=204)
 
     async def entries(self, request: Request, fields: LanguagePairFields) -> Response:
-        stored, languages = self.stored(request), languages_of(fields)
-        terms = {"entries": self.store.terms(stored, languages), "entries_format": "tsv"}
+        languages = base_languages((fields.source_lang, fields.target_lang))
+        terms = {"entries": self.store.terms(self.stored(request), languages), "entries_format": "tsv"}
         return JSONResponse({"dictionaries": [{**language_fields(languages), **terms}]})
-
-
-def languages_of(fields: DictionaryFields | LanguagePairFields) -> Languages:
-    """Returns the languages of a dictionary, without script and region. Raises Refusal 400 if a language is missing."""
-    if fields.source_lang is None or fields.target_lang is None:
-        raise Refusal(400, "give source_lang and target_lang")
-    return code_parts(fields.source_lang)[0], code_parts(fields.target_lang)[0]
 
 
 def language_fields(languages: Languages) -> dict[str, Any]:

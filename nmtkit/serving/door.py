@@ -14,11 +14,10 @@ from starlette.routing import Route
 
 from nmtkit.serving import reading
 from nmtkit.serving.config import ServeConfig
-from nmtkit.serving.fair_queue import QueueFull, TranslationError
 from nmtkit.serving.interface import Fields, RequestFields, validated
 from nmtkit.serving.keys import ApiKey, Keys, QuotaExceeded, Usage, found
 from nmtkit.serving.metrics import Metrics
-from nmtkit.serving.reading import Refusal
+from nmtkit.serving.refusal import Refusal
 
 CLIENT_CLOSED = 499  # status in the metrics if the client has disconnected; the same number as in nginx
 QUOTA_EXCEEDED = 456  # status of DeepL for a quota that does not renew soon
@@ -26,7 +25,6 @@ DEEPL_PATHS = ("/v2/", "/v3/")  # beginnings of the paths of DeepL's interface
 SCHEMES = ("bearer", "deepl-auth-key")  # schemes of the header Authorization, in lower case
 
 Handler = Callable[[Request], Awaitable[Response]]
-FieldsHandler = Callable[[Request, Any], Awaitable[Response]]  # the second argument: validated fields
 
 logger = logging.getLogger("nmtkit")
 
@@ -74,7 +72,7 @@ class Door:
             refusal = refusal_of(error, deepl=is_deepl(request))
             return error_response(request, refusal.status, refusal.message, refusal.headers)
 
-    def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
+    def with_fields(self, model: type[RequestFields], handler: Callable[..., Awaitable[Response]]) -> Handler:
         """Returns a handler that checks the API key and the fields of a request, and calls `handler` with the fields.
 
         `request.state` gets the key. A key in a header or in the query string is checked before the body is read. The
@@ -83,7 +81,7 @@ class Door:
         """
 
         async def handle(request: Request) -> Response:
-            fields = reading.query_fields(request)
+            fields = reading.decoded_form(request.url.query.encode(), "query string")
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() in SCHEMES:
                 fields["api_key"] = token.strip()
@@ -113,16 +111,12 @@ class Door:
         validation of a list creates an object for each element.
         """
         texts = model.raw_texts(sent)
-        self.check_lines(len(texts))
         characters = sum(len(text) for text in texts if isinstance(text, str))
-        self.check_characters(characters)
+        self.check_size(len(texts), characters)
         return validated(model, sent), characters
 
     def admit(self, request: Request, model: type[RequestFields], sent: Any) -> None:
-        """Finds the key of a request and counts the request.
-
-        Raises Refusal if the server needs a key and the key `sent` is invalid, and QuotaExceeded for too many requests.
-        """
+        """Finds the key of a request and counts the request. Raises Refusal for a wrong key, and QuotaExceeded."""
         key: ApiKey | None = ApiKey()
         if self.keys:
             given = sent.encode("utf-8", "replace") if isinstance(sent, str) else b""
@@ -133,16 +127,12 @@ class Door:
         if "requests" in model.counts:
             self.usage.count(request.state.key, requests=1)
 
-    def check_characters(self, characters: int) -> None:
-        """Raises Refusal 413 if a request has more than --char-limit characters."""
-        if characters > self.config.char_limit:
-            limit = self.config.char_limit
-            raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
-
-    def check_lines(self, count: int) -> None:
-        """Raises Refusal 413 if a request has more than --batch-limit lines or texts."""
-        if count > self.config.batch_limit:
-            raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({self.config.batch_limit})")
+    def check_size(self, lines: int, characters: int) -> None:
+        """Raises Refusal 413 if a request exceeds --batch-limit or --char-limit."""
+        limits = ("text", characters, self.config.char_limit), ("batch", lines, self.config.batch_limit)
+        for name, count, limit in limits:
+            if count > limit:
+                raise Refusal(413, f"Invalid request: request ({count}) exceeds {name} limit ({limit})")
 
 
 def refusal_of(error: Exception, *, deepl: bool) -> Refusal:
@@ -153,15 +143,11 @@ def refusal_of(error: Exception, *, deepl: bool) -> Refusal:
     """
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, QueueFull):
-        return Refusal(429, "too many texts are waiting; try again later", reading.RETRY)
     if isinstance(error, QuotaExceeded):
         if error.is_too_large:
             return Refusal(413, str(error))
         status = QUOTA_EXCEEDED if deepl and error.period != "minute" else 429
         return Refusal(status, str(error), {"Retry-After": str(error.seconds)})
-    if isinstance(error, TranslationError):
-        return Refusal(error.status, error.message)
     logger.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
     return Refusal(500, "internal error")
 

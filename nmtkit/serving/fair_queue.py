@@ -10,14 +10,17 @@ candidates whose length is nearest to the length of the first line.
 
 import asyncio
 import heapq
-import math
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
+from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
+
+from nmtkit.serving.refusal import RETRY, Refusal
 
 SIMILAR = 4  # maximum ratio between the lengths of the first line and of any other line of a batch
 SHORT = 16  # lines of at most this many tokens count as lines of similar length
@@ -77,14 +80,11 @@ class LineBatch:
 
     key: BatchKey
     texts: list[str]
-    longest: float = math.inf
-    max_tokens: float = math.inf
+    longest: float = inf
+    max_tokens: float = inf
 
     def fitting(self, tokens: Sequence[int]) -> list[int]:
-        """Returns the indices of the texts that the worker translates, within the limits of the batch.
-
-        `tokens` are the exact numbers of tokens of all texts.
-        """
+        """Returns the indices of the texts within the limits of the batch. `tokens` are the exact numbers of tokens."""
         chosen: list[int] = []
         width = 0
         for index, length in enumerate(tokens):
@@ -95,89 +95,11 @@ class LineBatch:
         return chosen
 
 
-class QueueFull(Exception):  # noqa: N818  # named like queue.Full
-    """Raised if the lines of a request exceed the limit of the queue."""
-
-
-class TranslationError(Exception):
-    """Raised if a line cannot be translated. The client gets the message, with the HTTP status `status`."""
-
-    def __init__(self, message: str, status: int = 500) -> None:
-        super().__init__(message, status)  # a worker sends the error to the server, which needs both arguments
-        self.message, self.status = message, status
-
-    def __str__(self) -> str:
-        return self.message
-
-
-@dataclass(eq=False)
-class QueuedRequest:
-    """The lines of one request. `done` gets the translations of each line, best first.
-
-    Only workers of the process `models` translate the lines, so a request keeps its model during a reload.
-    """
-
-    key: BatchKey
-    lines: Sequence[str]
-    done: "asyncio.Future[list[list[LineResult]]]"
-    models: Any = None
-    results: list[list[LineResult]] = field(init=False)
-    missing: int = field(init=False)  # lines without a result
-    waiting: list[int] = field(init=False)  # indices of waiting lines, in ascending order of cost
-    costs: list[int] = field(init=False)  # costs of the waiting lines
-    number: int = 0  # requests are numbered in the order of arrival
-    start: int = 0  # time of the queue at arrival
-    finish_time: int = 0  # finishing time of the line that was taken last
-
-    def __post_init__(self) -> None:
-        costs = [estimated_tokens(line) * self.key.weight for line in self.lines]
-        self.waiting = sorted(range(len(costs)), key=costs.__getitem__)
-        self.costs = [costs[index] for index in self.waiting]
-        self.results = [[] for _ in self.lines]
-        self.missing = len(self.lines)
-
-    @property
-    def next_finish_time(self) -> int:
-        """Finishing time of the next line, which is the longest waiting line."""
-        return self.finish_time + self.costs[-1]
-
-    def __lt__(self, other: "QueuedRequest") -> bool:
-        return self.order < other.order
-
-    @property
-    def order(self) -> tuple[int, bool, int]:
-        """Sort key: finishing time. For equal times, requests that have not begun come first, then older requests."""
-        return self.next_finish_time, self.finish_time > self.start, self.number
-
-    def take(self, row: int) -> "QueuedLine":
-        """Removes and returns the line at index `row` of `waiting`."""
-        line = QueuedLine(self, self.waiting.pop(row), self.costs.pop(row))
-        self.finish_time += line.cost
-        return line
-
-    def put_back(self, line: "QueuedLine", cost: int) -> None:
-        """Takes back a line, and changes its cost to `cost`."""
-        row = bisect_right(self.costs, cost)
-        self.waiting.insert(row, line.index)
-        self.costs.insert(row, cost)
-        self.finish_time -= line.cost
-
-    def finish(self, index: int, result: list[LineResult]) -> None:
-        self.results[index] = result
-        self.missing -= 1
-        if not self.missing and not self.done.done():
-            self.done.set_result(self.results)
-
-    def fail(self, error: Exception) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class QueuedLine:
     """One line of a request. `deaths` counts the workers that died while translating only this line."""
 
-    request: QueuedRequest
+    request: "QueuedRequest"
     index: int
     cost: int
     deaths: int = 0
@@ -188,6 +110,67 @@ class QueuedLine:
 
 
 QueuedLines = list[QueuedLine]
+cost_of = attrgetter("cost")
+
+
+class QueuedRequest:
+    """The lines of one request. `done` gets the translations of each line, best first.
+
+    Only workers of the process `models` translate the lines, so a request keeps its model during a reload.
+    """
+
+    number = 0  # requests are numbered in the order of arrival
+    start = 0  # time of the queue at arrival
+    finish_time = 0  # finishing time of the line that was taken last
+
+    def __init__(
+        self, key: BatchKey, lines: Sequence[str], done: "asyncio.Future[list[list[LineResult]]]", models: Any = None
+    ) -> None:
+        self.key, self.lines, self.done, self.models = key, lines, done, models
+        costs = (estimated_tokens(line) * key.weight for line in lines)
+        self.waiting = sorted((QueuedLine(self, index, cost) for index, cost in enumerate(costs)), key=cost_of)
+        self.results: list[list[LineResult]] = [[] for _ in lines]
+        self.missing = len(lines)  # lines without a result
+
+    @property
+    def next_finish_time(self) -> int:
+        """Finishing time of the next line, which is the longest waiting line."""
+        return self.finish_time + self.waiting[-1].cost
+
+    @property
+    def cost(self) -> int:
+        """Cost of all waiting lines."""
+        return sum(map(cost_of, self.waiting))
+
+    def __lt__(self, other: "QueuedRequest") -> bool:
+        return self.order < other.order
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Sort key: finishing time. For equal times, requests that have not begun come first, then older requests."""
+        return self.next_finish_time, self.finish_time > self.start, self.number
+
+    def take(self, row: int) -> QueuedLine:
+        """Removes and returns the line at index `row` of `waiting`."""
+        line = self.waiting.pop(row)
+        self.finish_time += line.cost
+        return line
+
+    def put_back(self, line: QueuedLine, cost: int) -> None:
+        """Takes back a line, and changes its cost to `cost`."""
+        self.finish_time -= line.cost
+        line.cost = cost
+        insort(self.waiting, line, key=cost_of)
+
+    def finish(self, index: int, result: list[LineResult]) -> None:
+        self.results[index] = result
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(self.results)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 def estimated_tokens(line: str) -> int:
@@ -207,13 +190,13 @@ class FairQueue:
         self.numbers = count()
 
     def add(self, request: QueuedRequest) -> None:
-        """Adds a request. Raises QueueFull if too many lines would wait, except in an empty queue."""
+        """Adds a request. Raises Refusal 429 if too many lines would wait, except in an empty queue."""
         if self.size and self.size + len(request.waiting) > self.limit:
-            raise QueueFull
+            raise Refusal(429, "too many texts are waiting; try again later", RETRY)
         request.start = request.finish_time = self.time
         request.number = next(self.numbers)
         self.size += len(request.waiting)
-        self.tokens += sum(request.costs)
+        self.tokens += request.cost
         self.requests.append(request)
 
     def requests_of(self, models: object) -> list[QueuedRequest]:
@@ -230,8 +213,8 @@ class FairQueue:
     def drop(self, request: QueuedRequest) -> None:
         """Removes the waiting lines of a request whose client no longer waits."""
         self.size -= len(request.waiting)
-        self.tokens -= sum(request.costs)
-        request.waiting, request.costs = [], []
+        self.tokens -= request.cost
+        request.waiting = []
 
     def put_back(self, line: QueuedLine, cost: int) -> None:
         """Takes back a line that a worker has not translated because its real cost exceeds the estimate."""
@@ -253,13 +236,11 @@ class FairQueue:
         if len(batch) == 1:
             batch[0].deaths += 1
             if batch[0].deaths >= MAX_DEATHS:
-                batch[0].request.fail(TranslationError(FAILED))
+                batch[0].request.fail(Refusal(500, FAILED))
         half = len(batch) // 2
         self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 
-    def next_batch(
-        self, max_tokens: int, max_lines: int, longest: float = math.inf, models: object = None
-    ) -> QueuedLines:
+    def next_batch(self, max_tokens: int, max_lines: int, longest: float = inf, models: object = None) -> QueuedLines:
         """Returns at most `max_lines` lines for `models`, of the same key and of similar length.
 
         If all lines are padded to the longest line, they have at most `max_tokens` estimated tokens, unless one line
@@ -273,7 +254,8 @@ class FairQueue:
             if batch:
                 self.retries.append(batch)
         self.requests = [request for request in self.requests if request.waiting]
-        requests = [request for request in self.requests if request.costs[-1] <= longest and request.models is models]
+        of_models = [request for request in self.requests if request.models is models]
+        requests = [request for request in of_models if request.waiting[-1].cost <= longest]
         if not requests:
             return []
         heapq.heapify(requests)
@@ -293,19 +275,16 @@ class FairQueue:
 
 
 def _candidates(requests: list[QueuedRequest], max_tokens: int, max_lines: int) -> QueuedLines:
-    """Takes the next line and, in order of service, further lines that may share a batch with the next line.
-
-    `requests` is a heap of requests with waiting lines. The function destroys the order of the heap.
-    """
-    key, first = requests[0].key, requests[0].costs[-1]
+    """Takes the next line of a heap of requests, and further lines that may share its batch. Destroys the heap."""
+    key, first = requests[0].key, requests[0].waiting[-1].cost
     longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0
     lines: QueuedLines = []
     tokens = 0
     skipped: list[QueuedRequest] = []
     while requests and tokens < max_tokens and len(lines) < max_lines:
         request = requests[0]
-        row = bisect_right(request.costs, longest) - 1
-        if request.key == key and row >= 0 and request.costs[row] >= shortest:
+        row = bisect_right(request.waiting, longest, key=cost_of) - 1
+        if request.key == key and row >= 0 and request.waiting[row].cost >= shortest:
             lines.append(request.take(row))
             tokens += lines[-1].cost
             if request.waiting:

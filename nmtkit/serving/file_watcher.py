@@ -20,25 +20,20 @@ logger = logging.getLogger("nmtkit")
 
 
 class FileChanges:
-    """Notices changes of `files`. A change counts when two checks in a row see the same state and no file is missing,
-    because a file may still be incomplete."""
+    """Notices changes of `files`. A change counts if two checks see the same state, in which no file is missing."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = files
-        self.accept()
+        self.loaded = self.before = {file: state_of(file) for file in files}
 
-    def accept(self) -> None:
-        """Records the present state of the files as loaded."""
-        self.loaded = self.before = states(self.files)
-
-    def check(self) -> bool:
-        """Returns whether the files have changed since they were loaded, or since the last call that returned True."""
-        now = states(self.files)
-        changed = now != self.loaded and now == self.before and None not in now.values()
+    def check(self, requested: bool = False) -> bool:
+        """Returns whether the files have changed, or are `requested`. Then counts their present state as loaded."""
+        now = {file: state_of(file) for file in self.files}
+        is_changed = now != self.loaded and now == self.before and None not in now.values()
         self.before = now
-        if changed:
+        if is_changed or requested:
             self.loaded = now
-        return changed
+        return is_changed or requested
 
 
 class FileWatcher:
@@ -61,27 +56,24 @@ class FileWatcher:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.reload_requested.wait(), WATCH_SECONDS)
-            models = self.service.pool.models
-            if models is not None and models.facts.waits and not self.is_compiled:
+            if self.service.pool.models.facts.waits and not self.is_compiled:
                 machine_code.background.start()
                 self.is_compiled = machine_code.background.is_ready()
                 if self.is_compiled:  # once; after a failed reload, the next change of a file or SIGHUP reloads
                     self.reload_requested.set()
             requested = self.reload_requested.is_set()
             self.reload_requested.clear()
-            if self.key_changes.check() or requested:
+            if self.key_changes.check(requested):
                 self.load_keys()
-            if self.list_changes.check() or requested:
+            if self.list_changes.check(requested):
                 if not await self.load_list():
                     continue
                 requested = True
-            if self.model_changes.check() or requested:
-                self.model_changes.accept()
+            if self.model_changes.check(requested):
                 logger.info("reloading the models")
                 await self.service.pool.reload(self.job)
 
     def load_keys(self) -> None:
-        self.key_changes.accept()
         for path in self.key_changes.files:
             try:
                 self.service.door.keys = read_api_keys(path)
@@ -89,11 +81,7 @@ class FileWatcher:
                 logger.warning("could not reload the API keys, so the old ones stay: %s", error)
 
     async def load_list(self) -> bool:
-        """Reads the list of models. If the list is wrong, keeps the old models and returns False.
-
-        A thread reads the list, because reading the list may download models from the Hugging Face Hub.
-        """
-        self.list_changes.accept()
+        """Reads the list of models in a thread, because of downloads. If the list is wrong, returns False."""
         try:
             self.job = dataclasses.replace(self.job, listed=await asyncio.to_thread(self.job.config.listed_models))
         except (OSError, ValueError, ImportError) as error:
@@ -107,13 +95,8 @@ def given(path: Path | None) -> list[Path]:
     return [] if path is None else [path]
 
 
-def states(files: Sequence[Path]) -> dict[Path, FileState]:
-    """Returns the state of each file."""
-    result: dict[Path, FileState] = {}
-    for file in files:
-        try:
-            status = file.stat()
-            result[file] = status.st_ino, status.st_size, status.st_mtime_ns
-        except OSError:
-            result[file] = None
-    return result
+def state_of(file: Path) -> FileState:
+    with contextlib.suppress(OSError):
+        status = file.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return None

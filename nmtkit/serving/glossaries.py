@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from nmtkit.config.files import atomic_write, new_folder, parse_json
-from nmtkit.serving.reading import Refusal
+from nmtkit.config.files import new_folder, parse_json, write_atomically
+from nmtkit.serving.refusal import Refusal
 from nmtkit.text import glossary
 
 MAX_GLOSSARIES = 1000  # maximum number of glossaries of an account
@@ -47,11 +47,7 @@ class StoredGlossary:
 
 
 class GlossaryStore:
-    """The glossaries of all accounts.
-
-    Without a `folder`, `create` makes a temporary folder for the glossaries. Raises ValueError for a
-    damaged file in the folder.
-    """
+    """The glossaries of all accounts. Without a `folder`, `create` makes a temporary folder. Raises ValueError."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.temporary = folder, folder is None
@@ -95,10 +91,7 @@ class GlossaryStore:
         return self.path(stored, languages).read_text(encoding="utf-8")
 
     async def write(self, change: Callable[..., T], *arguments: object, **settings: object) -> T:
-        """Runs a function that changes glossaries, such as `create`, in a thread, after all earlier changes.
-
-        Raises Refusal 507 if a file cannot be written.
-        """
+        """Runs a change of glossaries, such as `create`, in a thread, after all earlier changes. Raises Refusal 507."""
         async with self.writing:
             try:
                 return await asyncio.to_thread(change, *arguments, **settings)
@@ -122,12 +115,7 @@ class GlossaryStore:
         return stored
 
     def change(
-        self,
-        account: str,
-        id: str,
-        dictionaries: Mapping[Languages, Terms],
-        limit: int | None,
-        name: str | None = None,
+        self, account: str, id: str, dictionaries: Mapping[Languages, Terms], limit: int | None, name: str | None = None
     ) -> StoredGlossary:
         """Changes dictionaries (the terms of a pair of languages) of a glossary, and its name if `name` is given.
 
@@ -144,8 +132,7 @@ class GlossaryStore:
             if limit is not None and len(files[languages].decode()) > limit:
                 raise Refusal(413, f"the dictionary would have more than {limit} characters")
         for languages, lines in files.items():
-            with atomic_write(self.folder / id / _file_name(languages)) as file:
-                file.write(lines)
+            write_atomically(self.folder / id / _file_name(languages), lines)
         return self._replace(replace(stored, counts={**stored.counts, **counts}, name=name or stored.name))
 
     def remove(self, account: str, id: str, languages: Languages) -> StoredGlossary:
@@ -159,8 +146,7 @@ class GlossaryStore:
 
     def _replace(self, stored: StoredGlossary) -> StoredGlossary:
         assert self.folder is not None
-        with atomic_write(self.folder / stored.id / FACTS) as file:
-            file.write(stored.facts)
+        write_atomically(self.folder / stored.id / FACTS, stored.facts)
         self.glossaries[stored.id] = stored
         return stored
 
@@ -191,9 +177,9 @@ def read_terms(entries: str, format: str) -> Terms:
     """
     terms: dict[str, str] = {}
     entries = entries.removeprefix("\ufeff")
+    lines = (line.removesuffix("\r").split("\t") for line in entries.split("\n"))
     try:
-        rows = csv.reader(io.StringIO(entries)) if format == "csv" else (line.split("\t") for line in _split(entries))
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(csv.reader(io.StringIO(entries)) if format == "csv" else lines, 1):
             place = f"{'row' if format == 'csv' else 'line'} {number} of the glossary"
             fields = [field.strip() for field in row]
             if not any(fields):
@@ -212,7 +198,3 @@ def read_terms(entries: str, format: str) -> Terms:
     if not terms:
         raise Refusal(400, "the glossary has no terms")
     return terms
-
-
-def _split(entries: str) -> list[str]:
-    return [line.removesuffix("\r") for line in entries.split("\n")]

@@ -15,7 +15,8 @@ from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict bef
 
 import nmtkit
 from nmtkit.serving.fair_queue import Pair
-from nmtkit.serving.reading import EXTENSIONS, Refusal
+from nmtkit.serving.reading import EXTENSIONS, listed
+from nmtkit.serving.refusal import Refusal
 from nmtkit.text.normalization import check_characters
 from nmtkit.text.quality import Quality
 
@@ -41,8 +42,7 @@ class RequestFields(BaseModel):
     @classmethod
     def raw_texts(cls, sent: Mapping[str, Any]) -> list[Any]:
         """Returns the texts of a request that is not validated yet. An element may have any type."""
-        texts = sent.get(cls.texts_field)
-        return texts if isinstance(texts, list) else [texts]
+        return listed(sent.get(cls.texts_field))
 
 
 def _encodable(text: str) -> str:
@@ -52,9 +52,8 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-TextOrTexts = Annotated[
-    Text | Annotated[list[Text], Field(fail_fast=True)], Field(description="a text, or a list of texts")
-]
+TextList = Annotated[list[Text], Field(fail_fast=True)]
+TextOrTexts = Annotated[Text | TextList, Field(description="a text, or a list of texts")]
 Code = Annotated[Text, Field(max_length=MAX_CODE)]
 Source = Annotated[Code, Field(description="source language; `auto` detects it if `nmtkit[detect]` is installed")]
 Target = Annotated[Code, Field(description="language of the translation")]
@@ -166,7 +165,7 @@ class Endpoint:
     """
 
     path: str
-    methods: tuple[Literal["GET", "POST"], ...]
+    methods: tuple[Literal["GET", "POST"], ...] = ("GET",)
     summary: str
     answer: Any
     answer_example: Any
@@ -217,7 +216,6 @@ ENDPOINTS = (
     ),
     Endpoint(
         path="/health",
-        methods=("GET",),
         summary="Tell whether the server can translate",
         answer=Health,
         answer_example={"status": "ok", "engines": {"en-de": "numba"}},
@@ -225,7 +223,6 @@ ENDPOINTS = (
     ),
     Endpoint(
         path="/metrics",
-        methods=("GET",),
         summary="Report requests, latencies, lines, queue and workers to Prometheus",
         answer=None,
         answer_example="nmtkit_workers 2.0",

@@ -19,11 +19,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
-from nmtkit.config.files import atomic_write, listed_lines, parse_json
+from nmtkit.config.files import listed_lines, parse_json, write_atomically
 
 Period = Literal["minute", "day", "month"]
 PERIODS: tuple[Period, ...] = get_args(Period)
-EXPECTED_SETTINGS = "account=NAME, requests=N/minute, requests=N/day, characters=N/month, …"
+EXPECTED_SETTINGS = "settings are account=NAME, requests=N/minute, characters=N/month, …; a key has no spaces"
 
 _QUOTA = re.compile(r"(requests|characters)=([1-9][0-9]{0,17})/(minute|day|month)")
 _ACCOUNT = re.compile(r"account=([\w.-]{1,100})")
@@ -67,10 +67,7 @@ class PeriodCounts:
 
 @dataclass
 class Usage:
-    """Counts the requests and characters of all accounts, in memory, and in `path` if it is not None.
-
-    Raises ValueError if the file exists but does not contain counts.
-    """
+    """Counts the requests and characters of all accounts, in `path` if it is not None. Raises ValueError if damaged."""
 
     path: Path | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -84,9 +81,7 @@ class Usage:
             for account, periods in parse_json(self.path.read_text(encoding="utf-8")).items():
                 self.accounts[account] = {name: PeriodCounts(**periods[name]) for name in PERIODS}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"{self.path} does not contain the counts of API keys; restore the file, or remove it to count from 0"
-            ) from error
+            raise ValueError(f"{self.path} does not contain counts of API keys; restore or remove the file") from error
 
     def counts(self, key: ApiKey) -> dict[Period, PeriodCounts]:
         """Returns the counts of the account of a key in the current minute, day and month."""
@@ -101,10 +96,7 @@ class Usage:
         return {"minute": now, "day": now[:10], "month": now[:7]}
 
     def count(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> list[PeriodCounts]:
-        """Adds to the counts of a key, and returns these counts.
-
-        Raises QuotaExceeded, without a change, if a quota would be exceeded.
-        """
+        """Adds to the counts of a key, and returns these counts. Raises QuotaExceeded without a change."""
         self.check(key, requests=requests, characters=characters)
         changed = list(self.counts(key).values())
         for counts in changed:
@@ -131,10 +123,7 @@ class Usage:
             raise QuotaExceeded(quota, more[quota.unit], self.seconds_left(quota.period))
 
     def take_back(self, counted: Sequence[PeriodCounts], characters: int) -> None:
-        """Subtracts the characters of a request that failed from the counts that `count` returned.
-
-        A period that has begun since then has new counts, which do not change.
-        """
+        """Subtracts the characters of a failed request from the counts that `count` has returned."""
         for counts in counted:
             counts.characters -= characters
         self.changed = True
@@ -142,13 +131,14 @@ class Usage:
     def seconds_left(self, period: Period) -> int:
         """Returns the number of seconds until the next period begins, rounded up."""
         now = self.now()
-        end = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
-        if period != "minute":
-            end = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-        if period == "month":
-            end = (end - timedelta(days=1)).replace(day=1) + timedelta(days=32)
-            end = end.replace(day=1)
-        return max(1, -int((now - end).total_seconds() // 1))
+        minute = now.replace(second=0, microsecond=0)
+        day = minute.replace(hour=0, minute=0)
+        ends = {
+            "minute": minute + timedelta(minutes=1),
+            "day": day + timedelta(days=1),
+            "month": (day.replace(day=1) + timedelta(days=32)).replace(day=1),
+        }
+        return max(1, -int((now - ends[period]).total_seconds() // 1))
 
     def unsaved(self) -> bytes | None:
         """Returns the counts of this month as contents of the file, or None if all are saved. Forgets past months."""
@@ -156,30 +146,22 @@ class Usage:
             return None
         self.changed = False
         month = self.period_names()["month"]
-        self.accounts = {
-            account: periods for account, periods in self.accounts.items() if periods["month"].period == month
-        }
-        data = {
-            name: {period: asdict(each) for period, each in counts.items()} for name, counts in self.accounts.items()
-        }
-        return json.dumps(data, indent=1).encode()
+        accounts = self.accounts.items()
+        self.accounts = {account: counts for account, counts in accounts if counts["month"].period == month}
+        return json.dumps(self.accounts, indent=1, default=asdict).encode()
 
     def save(self, contents: bytes) -> None:
         """Writes the contents of the file. If this fails, raises OSError, and `unsaved` returns the counts again."""
         assert self.path is not None
         try:
-            with atomic_write(self.path) as file:
-                file.write(contents)
+            write_atomically(self.path, contents)
         except OSError:
             self.changed = True
             raise
 
 
 def longest_quota(key: ApiKey) -> tuple[Period, int | None]:
-    """Returns the longest period with a quota of characters, and the limit of this quota.
-
-    If the period has several quotas, the lowest limit counts. Without such a quota, returns the month and None.
-    """
+    """Returns the longest period with a quota of characters, and its lowest limit, or else the month and None."""
     limits = [(PERIODS.index(quota.period), -quota.limit) for quota in key.quotas if quota.unit == "characters"]
     if not limits:
         return "month", None
@@ -222,8 +204,5 @@ def _api_key(settings: Sequence[str], account: str, location: str) -> ApiKey:
         elif (match := _QUOTA.fullmatch(setting)) is not None:
             quotas.append(Quota(match[1], int(match[2]), match[3]))  # type: ignore[arg-type]  # words of _QUOTA
         else:
-            raise ValueError(
-                f"{location}: word {number} is not a setting of a key; settings are {EXPECTED_SETTINGS}, and a key has "
-                "no spaces"
-            )
+            raise ValueError(f"{location}: word {number} is not a setting of a key; {EXPECTED_SETTINGS}")
     return ApiKey(account, tuple(quotas))

@@ -12,8 +12,8 @@ from nmtkit.serving.config import WEBLATE_PLACEHOLDER
 from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.fair_queue import BatchKey
 from nmtkit.serving.interface import DetectFields, Language, TranslatedFile, TranslateFields, TranslateFileFields
-from nmtkit.serving.kept_files import KeptFiles
-from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.serving.reading import Content, PlainText
+from nmtkit.serving.refusal import Refusal
 from nmtkit.text.languages import name_of
 from nmtkit.text.normalization import normalized
 
@@ -23,8 +23,8 @@ NO_STORE = {"Cache-Control": "no-store"}
 class LibreTranslate:
     """The handlers of LibreTranslate's routes."""
 
-    def __init__(self, translator: ContentTranslator, files: KeptFiles) -> None:
-        self.translator, self.files = translator, files
+    def __init__(self, translator: ContentTranslator) -> None:
+        self.translator, self.files = translator, translator.files
         self.config, self.threads = translator.door.config, translator.threads
 
     async def translate(self, request: Request, fields: TranslateFields) -> Response:
@@ -34,25 +34,20 @@ class LibreTranslate:
         texts = reading.listed(fields.q)
         target = self.translator.served_target(fields.target)
 
-        def read() -> tuple[list[Content], bool]:
-            """Returns the content of each text, and whether any text has placeholders of Weblate.
+        def content_of(text: str) -> Content:
+            if is_html:
+                return reading.web_page(text, target)
+            return PlainText(normalized(text) if fields.alignment else text)
 
-            Runs in a thread, because a long text takes time.
-            """
-            contents: list[Content] = [
-                reading.web_page(text, target) if is_html else PlainText(normalized(text) if fields.alignment else text)
-                for text in texts
-            ]
-            return contents, has_placeholders(texts)
-
-        pieces, placeholders = await self.threads.run(sum(map(len, texts)), read)
+        # in a thread, because a long text takes time
+        pieces = await self.threads.run(sum(map(len, texts)), lambda: list(map(content_of, texts)))
         pairs, detected = await self.translator.pairs_of(fields.source, target, pieces)
         settings = BatchKey(
             alternatives=fields.alternatives,
             html=is_html,
             alignment=fields.alignment,
             quality=fields.quality,
-            placeholders=placeholders,
+            placeholders=has_placeholders(texts),
         )
         results = await self.translator.translations(request.state.key, pieces, pairs, settings)
         best = [ranks[0] for ranks in results]
@@ -111,9 +106,7 @@ def has_placeholders(texts: Sequence[str]) -> bool:
 
 
 def download(extension: str, data: bytes) -> Response:
-    headers = {
-        "Content-Disposition": f'attachment; filename="translated{extension}"',
-        "Content-Security-Policy": "sandbox",
-    }
+    headers = {"Content-Security-Policy": "sandbox"}
+    headers["Content-Disposition"] = f'attachment; filename="translated{extension}"'
     media_type = "text/plain; charset=utf-8" if extension == ".txt" else "application/octet-stream"
     return Response(data, media_type=media_type, headers=headers)

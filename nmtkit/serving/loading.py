@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nmtkit.config import changed_flags, derive
@@ -21,6 +21,7 @@ from nmtkit.text.glossary import Glossary
 from nmtkit.text.languages import is_code
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
+from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import of_first_step
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
@@ -50,6 +51,11 @@ class ServedModel:
     first: "ServedModel | None" = None
 
     @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """The text pipeline of requests with default settings."""
+        return self.translator.pipeline(self.search, self.text, terms=self.terms)
+
+    @functools.cached_property
     def aligns(self) -> bool:
         """Whether all models of the translator have cross-attention, which aligns words."""
         source, begin = (Packed.from_lists([[id]], self.translator.device) for id in (EOS, BOS))
@@ -76,17 +82,19 @@ class ServedModel:
 
     def check(self) -> None:
         """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
-        self.translator.pipeline(self.search, self.text, terms=self.terms)
+        _ = self.pipeline  # loads the files that the options name
         self.translator.batch_decoder(self.search)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
-            raise ValueError(
-                f"{flags}: the model has no cross-attention, so words cannot be aligned; leave out {flags}"
-            )
+            raise ValueError(f"{flags}: the model has no cross-attention, so it cannot align words; leave out {flags}")
 
 
 ServedModels = dict[Pair, ServedModel]
-Prepare = Callable[[], None]  # called in each worker before the first batch
+
+
+def translators_of(models: ServedModels) -> Collection[Translator]:
+    """Returns each translator once. A translator of several languages belongs to several models."""
+    return {id(model.translator): model.translator for model in models.values()}.values()
 
 
 def grouped(paths: Sequence[ModelPath]) -> dict[Pair, tuple[Path, ...]]:
@@ -119,13 +127,8 @@ def pairs_of(path: Path) -> list[Pair]:
     return sorted(every, key=lambda pair: pair not in trained)
 
 
-def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
-    """Returns the models of all language pairs, and a function that each worker calls before its first batch.
-
-    A file that serves several pairs is loaded once. The returned function starts the engines, because an engine with
-    threads cannot be forked. Raises OSError, ValueError or ImportError if a model cannot be loaded, or cannot translate
-    with the options of the job.
-    """
+def load_models(job: ServeJob) -> ServedModels:
+    """Returns the models of all pairs. Loads each file once. Raises OSError, ValueError or ImportError."""
     load_plugins(job.plugins)
     device = rank_device(job.devices.named_device, workers=job.config.workers or 1)
     options = dataclasses.asdict(job.translator)
@@ -161,20 +164,11 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     log_untrained(models)
     for translator in loaded.values():
         translator.decoder.keep_choice()  # the server loads the models again when the search is compiled
-
-    def prepare() -> None:
-        for translator in loaded.values():
-            translator.decoder.engine.start()
-
-    return models, prepare
+    return models
 
 
 def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
-    """Returns models that translate through a pivot language, for the pairs without a trained model.
-
-    `is_trained` decides whether a model is trained on a pair. Raises ValueError if no pair can be translated through
-    the pivot language.
-    """
+    """Returns models that translate through a pivot language, for pairs without a trained model."""
     result: ServedModels = {}
     into = [pair[0] for pair in models if pair[1] == pivot]
     out_of = [pair[1] for pair in models if pair[0] == pivot]
@@ -186,10 +180,7 @@ def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
             first = dataclasses.replace(first, search=of_first_step(first.search))
             result[source, target] = dataclasses.replace(second, first=first)
     if not result:
-        raise ValueError(
-            f"--pivot {pivot} has no effect: no pair can be translated through {pivot}; such a pair needs a model into "
-            f"{pivot} and a model out of {pivot}, and must not have a trained model itself"
-        )
+        raise ValueError(f"--pivot {pivot} has no effect: no untrained pair has models into and out of {pivot}")
     return result
 
 
@@ -220,10 +211,7 @@ def log_untrained(models: ServedModels) -> None:
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
-    """Returns the search options for a language pair. For a multilingual model, the options contain the languages.
-
-    Raises ValueError, with the known codes, if the model does not have a language of the pair.
-    """
+    """Returns the search options for a pair. For a multilingual model, the options contain the languages."""
     if not tokenizer.languages:
         return search
     if pair[1] not in tokenizer.languages:
@@ -235,15 +223,9 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
 
 
 def text_options(job: ServeJob, pair: Pair) -> TextOptions:
-    """Returns the text options of a pair.
-
-    Raises ValueError if --split-sentences is given, but the source language is not a language code.
-    """
+    """Returns the text options of a pair. Raises ValueError if --split-sentences lacks the code of the source."""
     if not job.config.split_sentences:
         return job.text
     if not is_code(pair[0]):
-        raise ValueError(
-            f"--split-sentences needs the source language, but {pair[0]!r} is not a code such as en or zh-Hant; "
-            "give the languages: --path en-de=FILE"
-        )
+        raise ValueError(f"--split-sentences: {pair[0]!r} is not a code of a language; give --path en-de=FILE")
     return dataclasses.replace(job.text, split_sentences=pair[0])

@@ -1,6 +1,7 @@
 """Metrics of the service for Prometheus."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,32 +13,22 @@ from nmtkit.serving.pool import Pool
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # latencies in seconds
 
 
-class Metrics:
-    """Counters of requests, and the state of the pool."""
+class Metrics(Collector):
+    """Counters of requests, and the state of the pool, which is read whenever Prometheus asks."""
 
     MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, pool: Pool) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "nmtkit_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "nmtkit_request_seconds",
-            "Seconds from a request to its answer.",
-            ["route"],
-            buckets=BUCKETS,
-            registry=self.registry,
-        )
-        self.lines = Counter("nmtkit_sentences", "Lines translated.", ["source", "target"], registry=self.registry)
-        self.characters = Counter(
-            "nmtkit_characters", "Characters translated.", ["source", "target"], registry=self.registry
-        )
-        self.loops = Counter(
-            "nmtkit_loops", "Lines decoded again, because the first translation was a loop.", ["source", "target"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.registry.register(_PoolCollector(pool))
+        self.pool = pool
+        self.registry, pair = CollectorRegistry(), ["source", "target"]
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self.requests = counter("nmtkit_requests", "Requests by route and status.", ["route", "status"])
+        about = "Seconds from a request to its answer."
+        self.seconds = histogram("nmtkit_request_seconds", about, ["route"], buckets=BUCKETS)
+        self.lines = counter("nmtkit_sentences", "Lines translated.", pair)
+        self.characters = counter("nmtkit_characters", "Characters translated.", pair)
+        self.loops = counter("nmtkit_loops", "Lines decoded again, because the first translation was a loop.", pair)
+        self.registry.register(self)
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         """Counts a request. `route` is empty for a request that is not valid HTTP."""
@@ -52,13 +43,6 @@ class Metrics:
     def page(self) -> bytes:
         """Returns the text of GET /metrics."""
         return generate_latest(self.registry)
-
-
-class _PoolCollector(Collector):
-    """Reads the state of the pool whenever Prometheus asks."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
 
     def collect(self) -> Iterator[Metric]:
         pool = self.pool

@@ -47,8 +47,7 @@ class ModelProcess:
         try:
             answer = await next_message(self.channel)
         except EOFError:
-            self.close()
-            raise ValueError(f"loading the models failed (exit code {await process.wait()})") from None
+            answer = ValueError(f"loading the models failed (exit code {await process.wait()})")
         except BaseException:
             self.close()
             raise

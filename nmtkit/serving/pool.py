@@ -23,10 +23,9 @@ from nmtkit.serving.fair_queue import (
     QueuedLine,
     QueuedLines,
     QueuedRequest,
-    QueueFull,
-    TranslationError,
 )
 from nmtkit.serving.model_process import ModelProcess, PoolWorker
+from nmtkit.serving.refusal import Refusal
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 FEW_LINES = 8  # fewer lines are not divided among workers: a search step has a fixed cost, equal to about 8 lines
@@ -49,11 +48,10 @@ class Pool:
         self.job = job
         # whether the requests are large -> queue
         self.queues = {is_large: FairQueue(job.config.max_queue) for is_large in (False, True)}
-        self.models: ModelProcess | None = None
+        self.models: ModelProcess  # the newest models
         self.scheduler = Scheduler()
         self.workers: list[PoolWorker] = self.scheduler.workers
         self.death_count = self.reload_count = self.failed_reload_count = 0
-        self.closing = False
         self.background: set[asyncio.Task[None]] = set()
         self.planned_dispatch: asyncio.TimerHandle | None = None
         self.waiting_since = math.inf  # arrival time of the first line after the last dispatch
@@ -66,19 +64,18 @@ class Pool:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self.closing = True
         for task in list(self.background):
             task.cancel()
         for worker in list(self.workers):
             self._close(worker)
-        if self.models is not None:
-            self.models.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.models.process.wait(), 5)
+            worker.parent.close()
+        self.models.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.models.process.wait(), 5)
 
     @property
     def pairs(self) -> Sequence[Pair]:
-        return self.models.facts.pairs if self.models is not None else []
+        return self.models.facts.pairs
 
     @property
     def ready(self) -> bool:
@@ -87,10 +84,7 @@ class Pool:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def translate(self, key: BatchKey, lines: Sequence[str]) -> list[list[LineResult]]:
-        """Returns the translations of each line, best first. Cancelling this call drops the waiting lines.
-
-        Raises QueueFull if too many lines wait, and TranslationError if a line cannot be translated.
-        """
+        """Returns the translations of each line, best first. If cancelled, drops the waiting lines. Raises Refusal."""
         if not lines:
             return []
         request = QueuedRequest(key, lines, asyncio.get_running_loop().create_future(), self.models)
@@ -104,18 +98,16 @@ class Pool:
             if request.missing:
                 self._end_abandoned_later()
             if request.models is not self.models:
-                self._close_unneeded(request.models)
+                self._end_unneeded(request.models)
 
     def _is_large(self, request: QueuedRequest) -> bool:
         """Returns whether a request is large. Without forked workers, no request is large.
 
         A request with a glossary of the client is large: a line full of terms takes up to a hundred times as long.
         """
-        if self.models is None or not self.models.facts.forks:
-            return False
         facts = self.models.facts
-        is_long = request.costs[-1] > facts.longest or sum(request.costs) > facts.small_request
-        return is_long or request.key.glossary is not None
+        is_long = request.waiting[-1].cost > facts.longest or request.cost > facts.small_request
+        return facts.forks and (is_long or request.key.glossary is not None)
 
     def _plan_dispatch(self) -> None:
         """Schedules the next dispatch. If few lines wait and a worker is busy, waits a short time for more lines.
@@ -126,7 +118,7 @@ class Pool:
         now = asyncio.get_running_loop().time()
         delay = 0.0
         queue = self.queues[False]
-        if queue.size and self.models is not None and not self.models.facts.streams:
+        if queue.size and not self.models.facts.streams:
             self.waiting_since = min(self.waiting_since, now)
             few = queue.size < self._share(False) and queue.tokens < self.models.facts.max_tokens
             if few and any(worker.tasks for worker in self._workers_for(False)):
@@ -141,7 +133,7 @@ class Pool:
     def _share(self, is_large: bool) -> int:
         """Returns the maximum number of lines of a batch. This limit divides all lines evenly among the workers."""
         queue, workers = self.queues[is_large], self._workers_for(is_large)
-        if self.models is None or self.models.facts.streams:
+        if self.models.facts.streams:
             return queue.limit
         lines = queue.size + sum(len(batch) for worker in workers for batch in worker.tasks.values())
         return max(FEW_LINES, -(-lines // max(1, len(workers))))
@@ -152,7 +144,7 @@ class Pool:
         self.scheduler.dispatch(self._next_batch)
         for worker in self.workers:
             self._send_rest(worker)
-        if self.queues[True].waiting and self.models is not None and not self.adding.locked():
+        if self.queues[True].waiting and not self.adding.locked():
             self._in_background(self._replace(self.models, is_large=True))
 
     def _next_batch(self, worker: PoolWorker) -> tuple[QueuedLines, LineBatch] | None:
@@ -198,7 +190,7 @@ class Pool:
                 self.workers.append(worker)
                 asyncio.get_running_loop().add_reader(worker.channel, self._read, worker)
         if models.retired:
-            self._close_unneeded(models)
+            self._end_unneeded(models)
         self._plan_dispatch()
 
     def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -227,7 +219,7 @@ class Pool:
             self._recover(worker)
         else:
             if worker.parent.retired:
-                self._close_unneeded(worker.parent)
+                self._end_unneeded(worker.parent)
             elif worker.is_large:
                 loop = asyncio.get_running_loop()
                 loop.call_later(IDLE_SECONDS, self._close_if_idle, worker, worker.sent_at)
@@ -240,10 +232,10 @@ class Pool:
         if cost <= longest or whole.done.done():
             return self.queues[False].put_back(line, cost)
         part = QueuedRequest(whole.key, [line.text], asyncio.get_running_loop().create_future(), whole.models)
-        part.costs = [cost]
+        part.waiting[0].cost = cost
         try:
             self.queues[True].add(part)
-        except QueueFull as error:
+        except Refusal as error:
             return whole.fail(error)
 
         def finish(done: "asyncio.Future[list[list[LineResult]]]") -> None:
@@ -259,7 +251,7 @@ class Pool:
         part.done.add_done_callback(finish)
         whole.done.add_done_callback(drop)
         if part.models is not self.models:
-            self._take_over(part.models)
+            self._end_unneeded(part.models)
 
     def _close(self, worker: PoolWorker) -> None:
         """Closes the channel of a worker, which ends the worker."""
@@ -269,74 +261,61 @@ class Pool:
         worker.channel.close()
         if worker in self.workers:
             self.workers.remove(worker)
-        if worker.parent.retired:
-            self._take_over(worker.parent)
-            self._close_if_unused(worker.parent)
 
     def _close_if_idle(self, worker: PoolWorker, sent_at: float) -> None:
         """Closes a worker that has no batch and has not received a batch since `sent_at`."""
         if not worker.tasks and worker.sent_at == sent_at and worker in self.workers:
             self._close(worker)
+            if worker.parent.retired:
+                self._end_unneeded(worker.parent)
 
-    def _close_unneeded(self, old: ModelProcess) -> None:
-        """Closes the idle workers with old models, unless lines wait for the old models."""
-        for worker in [worker for worker in self.workers if worker.parent is old and not worker.tasks]:
-            if not self.queues[worker.is_large].requests_of(old):
-                self._close(worker)
+    def _end_unneeded(self, old: ModelProcess) -> None:
+        """Closes the idle workers with old models if no lines wait for the old models, then the process of the models.
 
-    def _close_if_unused(self, models: ModelProcess) -> None:
-        """Ends a process with old models when its last worker has ended."""
-        if all(worker.parent is not models for worker in self.workers):
-            models.close()
-
-    def _take_over(self, old: ModelProcess) -> None:
-        """Gives waiting requests of old models to the newest models, if no worker with the old models is left.
-
-        A request fails if the newest models lack its language pair.
+        If lines wait but no worker is left, the newest models get the requests of these lines. A request fails if the
+        newest models lack its language pair.
         """
         for is_large, queue in self.queues.items():
-            if any(worker.parent is old for worker in self._workers_for(is_large)):
+            workers = [worker for worker in self._workers_for(is_large) if worker.parent is old]
+            waiting = queue.requests_of(old)
+            for worker in workers:
+                if not waiting and not worker.tasks:
+                    self._close(worker)
+            if workers:
                 continue
-            for request in queue.requests_of(old):
+            for request in waiting:
                 request.models = self.models
                 if request.key.pair not in self.pairs:
-                    request.fail(TranslationError("this language pair is no longer served", 400))
+                    request.fail(Refusal(400, "this language pair is no longer served"))
+        if all(worker.parent is not old for worker in self.workers):
+            old.close()
 
     def _recover(self, worker: PoolWorker) -> None:
         """Queues the lines of a worker that has ended, and starts another worker."""
         if worker.ended:
-            logger.info(
-                "ended worker process %d, whose clients have disconnected; a new worker replaces it", worker.pid
-            )
+            logger.info("ended worker process %d, whose clients have disconnected; another replaces it", worker.pid)
         else:
             self.death_count += 1
-            logger.warning(
-                "worker process %d died; a new worker replaces it and translates its lines again", worker.pid
-            )
+            logger.warning("worker process %d died; a new worker translates its lines again", worker.pid)
         for batch in worker.tasks.values():
             self.queues[worker.is_large].give_back(batch)
         if worker.parent.retired:
-            self._take_over(worker.parent)
+            self._end_unneeded(worker.parent)
         elif not worker.is_large:  # workers for large requests start when lines wait
             self._in_background(self._replace(worker.parent))
 
     async def _replace(self, models: ModelProcess, is_large: bool = False) -> None:
         """Starts missing workers. On a GPU, or if the model process has ended, loads the models again instead."""
         while self.models is models:
-            try:
-                if not models.facts.forks or models.process.returncode is not None:
-                    raise ConnectionResetError
-                return await self._add_workers(models, is_large)
-            except OSError:
-                if await self.reload():
-                    return
+            with contextlib.suppress(OSError):
+                if models.facts.forks and models.process.returncode is None:
+                    return await self._add_workers(models, is_large)
+            if await self.reload():
+                return
             await asyncio.sleep(RESTART_SECONDS)
 
     async def reload(self, job: ServeJob | None = None) -> bool:
-        """Loads the models of `job`; None means the last job. Workers with the old models finish their batches.
-
-        Returns False if loading fails: the log gives the reason, and the old models stay.
-        """
+        """Loads the models of `job`, or of the last job. Returns False if loading fails; the old models then stay."""
         async with self.reloading:
             before = time.monotonic()
             models = None
@@ -347,16 +326,12 @@ class Pool:
                 self.failed_reload(error)
                 if models is not None:
                     models.retired = True
-                    self._close_unneeded(models)
-                    self._close_if_unused(models)
+                    self._end_unneeded(models)
                 return False
             self.job = job or self.job
             old, self.models = self.models, models
-            if old is not None:
-                old.retired = True
-                self._take_over(old)
-                self._close_unneeded(old)
-                self._close_if_unused(old)
+            old.retired = True
+            self._end_unneeded(old)
             self.reload_count += 1
             logger.info("reloaded the models in %.1f s", time.monotonic() - before)
             return True

@@ -90,11 +90,8 @@ class HttpProtocol(H11Protocol):
                 ("X-Content-Type-Options", "nosniff"),
                 ("Connection", "close"),
             ]
-            events = (
-                h11.Response(status_code=status, headers=headers, reason=status.phrase.encode()),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            )
+            head = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
+            events = head, h11.Data(data=body), h11.EndOfMessage()
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self.transport.close()
 

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from nmtkit.config.files import parse_json
 from nmtkit.serving.fair_queue import LineResult
+from nmtkit.serving.refusal import RETRY, Refusal
 from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
 from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, check_text, format_of, read_document
@@ -31,7 +32,6 @@ BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests together, apart from short bodies
 LONG_TEXT = 10_000  # texts with more characters or bytes are handled by the thread of long texts
-RETRY = {"Retry-After": "2"}  # header of answers with status 429
 MAX_FIELDS = 5000
 DISCONNECTED = "the client has disconnected"  # message of a cancellation
 MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
@@ -40,33 +40,25 @@ EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be u
 T = TypeVar("T")
 
 _BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # boundary of a multipart form
-_NEWLINE = re.compile(r"(\r\n|\r|\n)")
-
-
-class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error of this program
-    """An error that becomes the answer to a request, with this status. The message is for the client."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, dict(headers or {})
-
-
-def query_fields(request: Request) -> dict[str, Any]:
-    """Returns the fields of the query string. A repeated field has a list of values. Raises Refusal if invalid."""
-    return _decoded_form(request.url.query.encode(), "query string")
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_LINE = re.compile(r"\S(?:[^\r\n]*\S)?")  # a line without the white space around the line
+_WHOLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 
 
 def body_fields(headers: Headers, body: bytes) -> dict[str, Any]:
-    """Returns the fields of a body that is a JSON object or a form. A repeated field of a form has a list of values.
-
-    Raises Refusal for an invalid body. Takes time for a long body, so it is called in a thread.
-    """
+    """Returns the fields of a body that is a JSON object or a form. Slow for a long body. Raises Refusal."""
     media_type = _media_type(headers)
     if media_type == "multipart/form-data":
         return asyncio.run(_multipart(headers, body))
-    if media_type == "application/json" or (not media_type and body.lstrip()[:1] == b"{"):
-        return _json_object(body)
-    return _decoded_form(body, "form")
+    if media_type != "application/json" and (media_type or body.lstrip()[:1] != b"{"):
+        return decoded_form(body, "form")
+    try:
+        fields = parse_json(body)
+    except ValueError as error:
+        raise Refusal(400, "Invalid request: the body is not JSON in UTF-8") from error
+    if not isinstance(fields, dict):
+        raise Refusal(400, "Invalid request: the JSON is not an object")
+    return fields
 
 
 def _media_type(headers: Headers) -> str:
@@ -165,21 +157,17 @@ async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
                 task.cancel()
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = parse_json(body)
-    except ValueError as error:
-        raise Refusal(400, "Invalid request: the body is not JSON in UTF-8") from error
-    if not isinstance(fields, dict):
-        raise Refusal(400, "Invalid request: the JSON is not an object")
-    return fields
-
-
-def _decoded_form(data: bytes, name: str) -> dict[str, Any]:
+def decoded_form(data: bytes, name: str) -> dict[str, Any]:
+    """Returns the fields of a form, called `name` in errors. A repeated field has a list of values."""
     try:
         fields = parse_qs(data.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
         raise Refusal(400, f"Invalid request: the {name} is not a form in UTF-8") from error
+    return _unlisted(fields)
+
+
+def _unlisted(fields: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Replaces the list of a field that occurs once by its value."""
     return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
@@ -208,11 +196,7 @@ async def _multipart(headers: Headers, body: bytes) -> dict[str, Any]:
         form = await parser.parse()
     except (MultiPartException, HTTPException, ValueError, LookupError) as error:
         raise Refusal(400, "Invalid request: the form is damaged") from error
-    fields: dict[str, Any] = {}
-    for name in form:
-        values = form.getlist(name)
-        fields[name] = values if len(values) > 1 else values[0]
-    return fields
+    return _unlisted({name: form.getlist(name) for name in form})
 
 
 # --- texts and documents ----------------------------------------------------------------------------------------------
@@ -229,18 +213,12 @@ class PlainText:
 
     def __init__(self, text: str, by_line: bool = True, encoding: Encoding | None = None) -> None:
         self.text, self.encoding = text, encoding or Encoding()
-        # Each line gives three parts: white space before the text, the text, and white space after the text. Each line
-        # end also gives three parts: the line end and two empty parts.
-        self.parts: list[str] = []
-        for part in _NEWLINE.split(text) if by_line else [text]:
-            line = part.strip()
-            before, _, after = part.partition(line) if line else (part, "", "")
-            self.parts += [before, line, after]
-        self.indices = [index for index in range(1, len(self.parts), 3) if self.parts[index]]
+        # start and end of each line, without the white space around the line
+        self.spans = [match.span() for match in (_LINE if by_line else _WHOLE).finditer(text)]
 
     @property
     def segments(self) -> list[str]:
-        return [_NEWLINE.sub(" ", self.parts[index]) for index in self.indices]
+        return [_NEWLINE.sub(" ", self.text[start:end]) for start, end in self.spans]
 
     def rendered(self, lines: Sequence[LineResult]) -> LineResult:
         """Returns the translation of the whole text, with the line ends and the white space of the source.
@@ -248,16 +226,14 @@ class PlainText:
         `lines` are the translations of `segments`. If all of them have an alignment, the result also has an alignment:
         the same links, but with positions in the whole source and in the whole translation.
         """
-        parts, links = list(self.parts), []
-        for index, line in zip(self.indices, lines, strict=True):
-            parts[index] = line["text"]
-        offsets = [(0, 0)]  # start of each part in the source and in the translation (code points)
-        for old, new in zip(self.parts, parts, strict=True):
-            offsets.append((offsets[-1][0] + len(old), offsets[-1][1] + len(new)))
-        for index, line in zip(self.indices, lines, strict=True):
-            source, target = offsets[index]
-            links += [[a + source, b + source, c + target, d + target] for a, b, c, d in line.get("alignment", ())]
-        result: LineResult = {"text": "".join(parts)}
+        parts: list[str] = []
+        links, position, length = [], 0, 0  # position: end of the last line; length: of all parts together
+        for (start, end), line in zip(self.spans, lines, strict=True):
+            offset = length + start - position
+            links += [[a + start, b + start, c + offset, d + offset] for a, b, c, d in line.get("alignment", ())]
+            parts += [self.text[position:start], line["text"]]
+            position, length = end, offset + len(line["text"])
+        result: LineResult = {"text": "".join([*parts, self.text[position:]])}
         if all("alignment" in line for line in lines):
             result["alignment"] = links
         return result
@@ -270,10 +246,7 @@ Content = PlainText | Document
 
 
 def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
-    """Returns the translation of a text or a document. `lines` are the translations of its segments.
-
-    Only the translation of a plain text can have an alignment.
-    """
+    """Returns the translation of a text or a document. `lines` are the translations of its segments."""
     if isinstance(content, PlainText):
         return content.rendered(lines)
     return {"text": content.render([line["text"] for line in lines])}
@@ -301,10 +274,7 @@ def listed(texts: Any) -> list[Any]:
 
 
 async def upload(file: Any, char_limit: int, name: str | None = None) -> tuple[str, bytes]:
-    """Returns the extension and the bytes of an uploaded file. `name` replaces the name of the file.
-
-    Raises Refusal if the file is missing, is too large, or has an unknown extension.
-    """
+    """Returns the extension and the bytes of an uploaded file. `name` replaces the name of the file. Raises Refusal."""
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(name or file.filename).suffix.lower()

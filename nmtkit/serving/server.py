@@ -89,7 +89,7 @@ async def serve(job: ServeJob, keys: Keys, usage: Usage, glossaries: GlossarySto
     logger.info("loading %s", ", ".join(str(model.path) for model in job.all_paths))
     async with Pool(job) as pool:
         service = Service(config, pool, keys, usage, glossaries)
-        await asyncio.to_thread(lambda: service.detector)  # load the detector now, not in the first request
+        await asyncio.to_thread(lambda: service.translator.detector)  # load the detector now, not in the first request
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # suppresses a warning for each invalid request
         protocol: Any = functools.partial(HttpProtocol, refused=lambda status: service.metrics.observe("", status, 0))
         server: Any = uvicorn.Server(
@@ -123,8 +123,8 @@ async def serve(job: ServeJob, keys: Keys, usage: Usage, glossaries: GlossarySto
         address = listener.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         workers = f"{len(pool.workers)} worker{'s' * (len(pool.workers) > 1)}"
-        where = f"{workers} on {pool.models.facts.device}" if pool.models is not None else workers
-        logger.info("translating %s at http://%s:%d (%s)", pairs, host, address[1], where)
+        device = pool.models.facts.device
+        logger.info("translating %s at http://%s:%d (%s on %s)", pairs, host, address[1], workers, device)
         try:
             with short_switch_interval():  # the event loop does not wait for threads that read texts
                 await server.serve(sockets=[listener])

@@ -35,14 +35,10 @@ POLICY = (
 
 def file(request: Request, name: str) -> Response:
     """Answers with a file of the pages, or with status 304 if the browser already has this file."""
-    return _response(request, asset(name).encode(), MEDIA_TYPES[PurePath(name).suffix])
+    return answer(request, asset(name).encode(), MEDIA_TYPES[PurePath(name).suffix])
 
 
-def page(request: Request, html: str) -> Response:
-    return _response(request, html.encode(), "text/html")
-
-
-def _response(request: Request, data: bytes, media_type: str) -> Response:
+def answer(request: Request, data: bytes, media_type: str = "text/html") -> Response:
     headers = {
         "Content-Security-Policy": POLICY,
         "Referrer-Policy": "no-referrer",

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -32,13 +32,12 @@ from nmtkit.jobs import openmp
 from nmtkit.jobs.processes import SocketChannel
 from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ModelFacts
-from nmtkit.serving.fair_queue import FAILED, BatchKey, LineBatch, LineResult, Pair, TranslationError
-from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, load_models
+from nmtkit.serving.fair_queue import FAILED, BatchKey, LineBatch, LineResult, Pair
+from nmtkit.serving.loading import GUESS, ServedModel, ServedModels, load_models, translators_of
+from nmtkit.serving.refusal import Refusal
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Hypothesis, Request, SegmentBatch
 from nmtkit.translation.steps import SegmentNode
-from nmtkit.translation.translator import Translator
 
 Inbox = queue.SimpleQueue[tuple[int, LineBatch] | None]  # numbers and batches; None at the end
 
@@ -46,10 +45,7 @@ logger = logging.getLogger("nmtkit")
 
 
 def main(control: socket.socket) -> None:
-    """Loads the models of the job that the server sends, reports them, and starts a worker for each later order.
-
-    An order contains the niceness of the worker and the socket of its channel.
-    """
+    """Loads the models of a job and reports them. Then starts a worker for each order: its niceness and its socket."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the server handles these signals
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -62,7 +58,7 @@ def main(control: socket.socket) -> None:
     torch.set_num_threads(1)
     limit_product_caches()  # saves half a gigabyte of memory in each worker
     try:
-        models, prepare = load_models(job)
+        models = load_models(job)
     except (ValueError, OSError, ImportError) as error:
         channel.send(ValueError(str(error)))
         return
@@ -87,7 +83,7 @@ def main(control: socket.socket) -> None:
         niceness, connection = order
         worker = SocketChannel(connection, buffers=False)
         threads = job.devices.threads or 1
-        run = partial(work_on_gpu, worker, models) if streams else partial(work, worker, models, prepare, threads)
+        run = partial(work_on_gpu, worker, models) if streams else partial(work, worker, models, threads)
         if not forks:
             channel.send(os.getpid())
             run()
@@ -125,7 +121,7 @@ def _next_order(control: socket.socket) -> tuple[int, socket.socket] | None:
 # --- a worker on a CPU ------------------------------------------------------------------------------------------------
 
 
-def work(channel: SocketChannel, models: ServedModels, prepare: Prepare, threads: int = 1) -> None:
+def work(channel: SocketChannel, models: ServedModels, threads: int = 1) -> None:
     """Translates batch after batch until the server closes the channel.
 
     Between the parts of a batch, translates a batch that has arrived meanwhile. The server sends a second batch only if
@@ -134,7 +130,8 @@ def work(channel: SocketChannel, models: ServedModels, prepare: Prepare, threads
     if threads > 1:
         torch.set_num_threads(threads)
         openmp.start()
-    prepare()
+    for translator in translators_of(models):
+        translator.decoder.engine.start()  # not before the fork, because an engine with threads cannot be forked
 
     def answer_waiting() -> None:
         if (message := channel.receive(wait=False)) is not None:
@@ -151,19 +148,21 @@ def work(channel: SocketChannel, models: ServedModels, prepare: Prepare, threads
 
 def translate_or_fail(
     models: ServedModels, batch: LineBatch, between_parts: Callable[[], None] = lambda: None
-) -> list[list[LineResult] | int] | TranslationError:
+) -> list[list[LineResult] | int] | Refusal:
     """Returns the translations of each line, best first, or the error for the clients. Logs the cause of the error.
 
     A line that does not fit into the batch has its number of tokens instead of translations.
     """
     model = models.get(batch.key.pair)
     if model is None:
-        return TranslationError("this language pair is no longer served", 400)
+        return Refusal(400, "this language pair is no longer served")
     if batch.key.html and not all(each.aligns for each in (model, model.first or model)):
         message = "a model of this language pair has no cross-attention, so it cannot translate markup"
-        return TranslationError(message, 400)
+        return Refusal(400, message)
     try:
-        tokens = token_counts(model.first or model, batch.texts)
+        tokenizer = (model.first or model).translator.tokenizer
+        encoded = tokenizer.encode_source([text.replace("\n", " ") for text in batch.texts])
+        tokens = [len(ids) for ids in encoded.split()]  # including eos
         chosen = batch.fitting(tokens)
         texts = [batch.texts[index] for index in chosen]
         translations = translate(model, dataclasses.replace(batch, texts=texts), between_parts) if texts else []
@@ -173,49 +172,43 @@ def translate_or_fail(
         raise
     except Exception:
         if batch.key.glossary is not None and not batch.key.glossary.exists():
-            return TranslationError("this glossary was deleted before the translation", 404)
+            return Refusal(404, "this glossary was deleted before the translation")
         logger.error("a batch failed:\n%s", traceback.format_exc())
-        return TranslationError(FAILED)
-
-
-def token_counts(model: ServedModel, texts: Sequence[str]) -> list[int]:
-    """Returns the number of tokens of each text, including eos."""
-    tokenizer = model.translator.tokenizer
-    return [len(ids) for ids in tokenizer.encode_source([text.replace("\n", " ") for text in texts]).split()]
+        return Refusal(500, FAILED)
 
 
 def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> list[list[LineResult]]:
     """Returns the translations of each line of a batch. The translations are the same as in `nmtkit generate`."""
-    loops: set[int] = set()  # lines that the first of two models had to decode again, because of repetitions
+    pivots: list[list[LineResult]] = []  # translations into the pivot language
     if model.first is not None:
-        batch, loops = through_pivot(model.first, batch, between_parts)
+        key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False, tag=None)
+        pivots = translate(model.first, LineBatch(key, batch.texts), between_parts)
+        # word links would refer to the pivot text, not to the original text
+        key = dataclasses.replace(batch.key, alignment=False)
+        batch = LineBatch(key, [line[0]["text"] for line in pivots])
     translator = model.translator
     pipeline = pipeline_of(model, batch.key)
+
+    def in_turn(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        return ((number, translator.decode(segments, pipeline.search)) for number, segments in enumerate(batches))
+
     # CTranslate2 does not find alternatives, and the slots of a search on a GPU hold segments of other batches
     separate = batch.key.alternatives or translator.device.type != "cpu"
-    decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
-    decoder = with_pauses(decoder, between_parts)
+    decoder: BatchDecoder = in_turn if separate else translator.batch_decoder(pipeline.search)
+
+    def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        for result in decoder(batches):
+            between_parts()
+            yield result
+
     max_tokens = translator.max_tokens // batch.key.weight
-    translations = translator.run([list(map(Request, batch.texts))], pipeline, decoder, max_tokens=max_tokens)
+    translations = translator.run([list(map(Request, batch.texts))], pipeline, decode, max_tokens=max_tokens)
     results = [list(map(result_of, line.hypotheses)) for line in translations]
-    for index in loops:
-        results[index] = [{**result, "decoded_again": True} for result in results[index]]
+    for pivot, line in zip(pivots, results, strict=False):
+        if "decoded_again" in pivot[0]:
+            for result in line:
+                result["decoded_again"] = True
     return results
-
-
-def through_pivot(
-    first: ServedModel, batch: LineBatch, between_parts: Callable[[], None]
-) -> tuple[LineBatch, set[int]]:
-    """Translates the texts of a batch into the pivot language. Returns the batch with the translations.
-
-    Also returns the indices of the lines that were decoded again because of repetitions.
-
-    The returned batch asks for no word links, because these would refer to the pivot text, not to the original text.
-    """
-    key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False, tag=None)
-    lines = translate(first, LineBatch(key, batch.texts), between_parts)
-    loops = {index for index, line in enumerate(lines) if "decoded_again" in line[0]}
-    return LineBatch(dataclasses.replace(batch.key, alignment=False), [line[0]["text"] for line in lines]), loops
 
 
 def pipeline_of(model: ServedModel, key: BatchKey) -> Pipeline:
@@ -229,22 +222,12 @@ def pipeline_of(model: ServedModel, key: BatchKey) -> Pipeline:
         text = dataclasses.replace(text, split_sentences=None)
     if key.glossary is not None:
         text = dataclasses.replace(text, glossary=key.glossary)
-    search = dataclasses.replace(with_alternatives(model.search, key.alternatives), quality=key.quality)
+    search = dataclasses.replace(model.search, quality=key.quality)
+    if key.alternatives:
+        beam = -(-max(search.beam, key.alternatives + 1) // search.diverse_groups) * search.diverse_groups
+        search = dataclasses.replace(search, nbest=key.alternatives + 1, beam=beam)
     terms = model.terms if key.glossary is None else None
     return model.translator.pipeline(search, text, key.tag, key.alignment and model.aligns, terms)
-
-
-def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
-    """Returns options for a search that finds the best translation and `alternatives` other translations."""
-    if not alternatives:
-        return search
-    beam = -(-max(search.beam, alternatives + 1) // search.diverse_groups) * search.diverse_groups
-    return dataclasses.replace(search, nbest=alternatives + 1, beam=beam)
-
-
-def needs_own_search(key: BatchKey) -> bool:
-    """Returns whether a batch has settings that the search shared by several batches does not support."""
-    return dataclasses.replace(key, protect=False) != BatchKey(key.pair)
 
 
 def result_of(hypothesis: Hypothesis) -> LineResult:
@@ -259,30 +242,11 @@ def result_of(hypothesis: Hypothesis) -> LineResult:
     return result
 
 
-def with_pauses(decoder: BatchDecoder, between_parts: Callable[[], None]) -> BatchDecoder:
-    """Returns a decoder that calls `between_parts` after each batch of segments."""
-
-    def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        for result in decoder(batches):
-            between_parts()
-            yield result
-
-    return decode
-
-
-def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
-    """Returns a decoder that translates one batch after another.
-
-    On a GPU, the decoder does not use the slots of the search, because other batches may be in these slots.
-    """
-    return lambda batches: ((number, translator.decode(batch, options)) for number, batch in enumerate(batches))
-
-
 # --- the worker on a GPU ----------------------------------------------------------------------------------------------
 
 
 def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
-    """Translates batches as they arrive. Each model has a thread.
+    """Translates batches as they arrive. Each translator has a thread.
 
     All language pairs of a model share the slots of its search. A slot translates one segment at a time.
     """
@@ -294,7 +258,7 @@ def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
 
     inboxes: dict[Pair, Inbox] = {}
     threads = []
-    for translator in {id(model.translator): model.translator for model in models.values()}.values():
+    for translator in translators_of(models):
         group = {pair: model for pair, model in models.items() if model.translator is translator}
         inbox: Inbox = queue.SimpleQueue()
         inboxes |= dict.fromkeys(group, inbox)
@@ -314,33 +278,15 @@ def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
         thread.join()
 
 
-@dataclasses.dataclass(frozen=True)
-class _UnderWay:
-    """A batch of lines whose segments are in the search, and the text pipeline of its language pair."""
-
-    number: int
-    segments: list[SegmentNode]
-    pipeline: Pipeline
-
-
 class SlotWorker:
-    """Gives the segments of arriving batches to the decoder of a model, and answers each batch when it is complete.
-
-    `models` holds all language pairs of one translator. All pairs share the slots of its search.
-    """
+    """Gives the segments of batches for the models of one translator to its decoder, and answers complete batches."""
 
     def __init__(self, models: ServedModels, inbox: Inbox, answer: Callable[[int, Any], None]) -> None:
         self.models, self.inbox, self.answer = models, inbox, answer
-        self.translator = next(iter(models.values())).translator
-        self.pipelines: dict[Pair, Pipeline] = {}  # created when the first batch of a pair arrives
-        self.pipeline = self.pipeline_of(next(iter(models)))
-        self.under_way: dict[int, _UnderWay] = {}  # number of a batch of segments -> batch of lines
-
-    def pipeline_of(self, pair: Pair) -> Pipeline:
-        if pair not in self.pipelines:
-            model = self.models[pair]
-            self.pipelines[pair] = self.translator.pipeline(model.search, model.text, terms=model.terms)
-        return self.pipelines[pair]
+        first = next(iter(models.values()))
+        self.translator, self.pipeline = first.translator, first.pipeline
+        # number of a batch of segments in the search -> number of its batch of lines, segments, text pipeline
+        self.under_way: dict[int, tuple[int, list[SegmentNode], Pipeline]] = {}
 
     def run_or_end_the_process(self) -> None:
         try:
@@ -354,12 +300,12 @@ class SlotWorker:
         for number, results in decoder(self.batches()):
             if number not in self.under_way:
                 continue
-            batch = self.under_way.pop(number)
-            leaves = (leaf for segment in batch.segments for leaf in segment.leaves())
+            task, segments, pipeline = self.under_way.pop(number)
+            leaves = (leaf for segment in segments for leaf in segment.leaves())
             for leaf, hypotheses in zip(leaves, results, strict=True):
                 leaf.hypotheses = hypotheses
-            lines = map(batch.pipeline.translation, batch.segments)
-            self.answer(batch.number, [list(map(result_of, line.hypotheses)) for line in lines])
+            lines = map(pipeline.translation, segments)
+            self.answer(task, [list(map(result_of, line.hypotheses)) for line in lines])
 
     def batches(self) -> Iterator[SegmentBatch]:
         """Yields the segments of each batch of lines. Yields empty lists while no further batch arrives."""
@@ -374,17 +320,18 @@ class SlotWorker:
             if message is None:
                 return
             number, batch = message
-            if needs_own_search(batch.key) or self.models[batch.key.pair].first is not None:
+            model = self.models[batch.key.pair]
+            # the search shared by several batches does not support the settings of a request
+            if dataclasses.replace(batch.key, protect=False) != BatchKey(batch.key.pair) or model.first is not None:
                 self.answer(number, translate_or_fail(self.models, batch))
                 continue
-            pipeline = self.pipeline_of(batch.key.pair)
             try:
-                segments = pipeline.segments(list(map(Request, batch.texts)))
+                segments = model.pipeline.segments(list(map(Request, batch.texts)))
             except Exception:
                 logger.error("a batch failed:\n%s", traceback.format_exc())
-                self.answer(number, TranslationError(FAILED))
+                self.answer(number, Refusal(500, FAILED))
                 continue
-            self.under_way[index] = _UnderWay(number, segments, pipeline)
+            self.under_way[index] = number, segments, model.pipeline
             yield [leaf.input for segment in segments for leaf in segment.leaves()]
             index += 1
 

@@ -19,13 +19,15 @@ from nmtkit.config import (
     convert,
     derive,
     flag_of,
+    in_folder,
+    map_paths,
+    relative_to,
     split_settings,
     suggestion,
     to_dict,
     to_toml,
 )
 from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, read_toml, tidy
-from nmtkit.config.paths import in_folder, map_paths, relative_to
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file

@@ -266,7 +266,7 @@ def test_sentence_vectors_are_means_of_the_memory(model: nmtkit.Model, monkeypat
     torch.testing.assert_close(model.encode(LINES[0], pooling="mean"), expected[0], atol=1e-5, rtol=1e-4)
     monkeypatch.setattr(model._translator, "max_tokens", 4)  # batches of one
     torch.testing.assert_close(model.encode(LINES, pooling="mean"), expected, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match=r"'max'.*none or mean"):
+    with pytest.raises(ValueError, match=r"'max'.*none, mean"):
         model.encode(LINES, pooling="max")  # type: ignore[call-overload]
 
 

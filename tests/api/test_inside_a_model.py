@@ -121,7 +121,7 @@ def test_what_cannot_be_shown_is_said(path: Path, tmp_path: Path) -> None:
     learned = nmtkit.load(positions, device="cpu")
     with pytest.raises(ValueError, match=r"line 2: the source has 36 pieces.*12"):
         learned.logits(["the dog", "the dog runs . " * 9], ["a", "a"])
-    with pytest.raises(ValueError, match="layers is 'some'"):
+    with pytest.raises(ValueError, match="layers: 'some' is not"):
         model.encode("a", layers="some")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="single model"):
         nmtkit.load([path, path], device="cpu").logits("a", "a")

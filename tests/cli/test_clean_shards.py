@@ -154,7 +154,7 @@ def test_a_process_of_another_machine_needs_only_the_folder(tmp_path: Path) -> N
     plan = read_plan(tmp_path / "job")
     # an actor of Ray gets the function in this way
     load = pickle.loads(pickle.dumps(partial(load_cleaner, plan.folder, [])))
-    writer = ShardWriter(load(1), plan)
+    writer = ShardWriter(load, plan, threads=1)
     assert [record["lines"] for _, record in map(writer.write, plan.unfinished())] == [200] * 5
     succeeds(nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv"))
     assert (tmp_path / "out.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()

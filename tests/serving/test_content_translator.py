@@ -26,7 +26,6 @@ from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.door import Door
 from nmtkit.serving.fair_queue import BatchKey, LineResult
 from nmtkit.serving.interface import TranslateFields, TranslateFileFields
-from nmtkit.serving.kept_files import KeptFiles
 from nmtkit.serving.keys import ApiKey, Quota, Usage
 from nmtkit.serving.libretranslate import LibreTranslate
 from nmtkit.serving.metrics import Metrics
@@ -49,7 +48,7 @@ def answer(document: str) -> dict[str, object]:
     request = Request({"type": "http", "headers": [], "state": {"key": ApiKey()}})
     file = UploadFile(io.BytesIO(document.encode()), filename="a.po")
     fields = TranslateFileFields(file=file, source="en", target="DE")
-    found = asyncio.run(LibreTranslate(translator, KeptFiles()).translate_file(request, fields))
+    found = asyncio.run(LibreTranslate(translator).translate_file(request, fields))
     return cast(dict[str, object], json.loads(bytes(found.body)))
 
 

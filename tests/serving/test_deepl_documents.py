@@ -16,17 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nmtkit.serving.config import ServeConfig
-from nmtkit.serving.content_translator import UploadedFile
+from nmtkit.serving.content_translator import KeptFiles, UploadedFile
 from nmtkit.serving.deepl import DeepL
 from nmtkit.serving.door import Door
-from nmtkit.serving.kept_files import KeptFiles
 from nmtkit.serving.keys import ApiKey, Quota, Usage
 from nmtkit.serving.reading import PlainText
 
 KEY = ApiKey("a", (Quota("characters", 100, "month"),))
 FIELDS = SimpleNamespace(
-    unsupported=(), target_lang="DE", source_lang="EN", file=None, filename=None, output_format=None,
-    formality="default", glossary_id=None,
+    target_lang="DE", source_lang="EN", file=None, filename=None, output_format=None, formality="default",
+    glossary_id=None,
 )  # fmt: skip
 
 
@@ -37,7 +36,7 @@ class Translator:
         self.used = used
         self.door = Door(ServeConfig(), {}, Usage(), None)  # type: ignore[arg-type]  # no route observes a metric
         self.pool = SimpleNamespace(pairs=[("en", "de")], models=SimpleNamespace(facts=None))
-        self.threads, self.detector = self.door.threads, None
+        self.threads, self.detector, self.files = self.door.threads, None, KeptFiles()
 
     async def read_file(self, *arguments: Any) -> UploadedFile:
         return UploadedFile(".txt", PlainText("x" * 40), ("en", "de"), [])
@@ -49,7 +48,7 @@ class Translator:
 
 
 def upload(translator: Translator) -> tuple[DeepL, Response]:
-    deepl = DeepL(translator, KeptFiles(), None)  # type: ignore[arg-type]
+    deepl = DeepL(translator, None)  # type: ignore[arg-type]
     request = Request({"type": "http", "path": "/v2/document", "headers": [], "state": {"key": KEY}})
     door = translator.door
     return deepl, asyncio.run(door.answer_or_error(request, lambda request: deepl.upload(request, FIELDS)))  # type: ignore[arg-type]

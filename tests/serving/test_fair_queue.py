@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueuedRequest, QueueFull, TranslationError, estimated_tokens
+from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueuedRequest, estimated_tokens
+from nmtkit.serving.refusal import Refusal
 
 KEY = BatchKey(("en", "de"), 0)
 
@@ -76,7 +77,7 @@ def test_a_full_queue_refuses_and_a_dropped_job_makes_room(loop: asyncio.Abstrac
     queue = FairQueue(10)
     first = job(loop, *["a"] * 30)
     queue.add(first)  # the queue was empty
-    with pytest.raises(QueueFull):
+    with pytest.raises(Refusal, match="too many texts"):
         queue.add(job(loop, "b"))
     queue.drop(first)
     queue.add(job(loop, "b"))
@@ -100,7 +101,7 @@ def test_lines_of_a_dead_worker_come_again_and_one_that_kills_fails_by_itself(
                 item.request.finish(item.index, [item.text.upper()])
     assert 4 <= deaths <= 6  # the line is alone after one to three batches, and then its worker dies three times
     assert good.done.result() == [["ONE"], ["TWO"], ["THREE"], ["FOUR"]]
-    with pytest.raises(TranslationError):
+    with pytest.raises(Refusal, match="cannot be translated"):
         bad.done.result()
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("python_multipart")
 from nmtkit.serving import glossaries
 from nmtkit.serving.glossaries import GlossaryStore, StoredGlossary, read_terms
 from nmtkit.serving.keys import ApiKey
-from nmtkit.serving.reading import Refusal
+from nmtkit.serving.refusal import Refusal
 from nmtkit.serving.server import state_folder
 from nmtkit.text.glossary import load
 

@@ -28,6 +28,7 @@ from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.door import Door
 from nmtkit.serving.fair_queue import BatchKey
 from nmtkit.serving.keys import ApiKey, Usage
+from nmtkit.serving.refusal import Refusal
 
 JSON = "Content-Type: application/json\r\n"
 EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model
@@ -493,7 +494,7 @@ def test_unfinished_bodies_share_a_limit_that_leaves_room_for_short_bodies(monke
     with memory.body() as first, memory.body() as second:
         first(150_000)
         second(60_000)
-        with pytest.raises(reading.Refusal) as refused:
+        with pytest.raises(Refusal) as refused:
             second(40_000)
         assert refused.value.status == 429 and memory.bytes == 210_000
         with memory.body() as short:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from nmtkit.serving.kept_files import KeptFiles
+from nmtkit.serving.content_translator import KeptFiles
 
 
 def test_kept_files_are_bounded_and_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmtkit.serving.kept_files.FILES_BYTES", 10)
+    monkeypatch.setattr("nmtkit.serving.content_translator.FILES_BYTES", 10)
     files = KeptFiles()
     for token in ("a", "b", "c"):
         files.keep(token, ".txt", b"12345")

@@ -94,7 +94,6 @@ def run(test: Callable[[Pool, FakeModels], Awaitable[None]], *, forks: bool = Tr
         pool.models = models  # type: ignore[assignment]
         await pool._add_workers(models)  # type: ignore[arg-type]
         await test(pool, models)
-        pool.closing = True
         for worker in list(pool.workers):
             pool.workers.remove(worker)
             loop = asyncio.get_running_loop()

@@ -159,7 +159,7 @@ def test_a_reload_after_the_compilation_that_fails_is_not_repeated(
     class Keys(FileChanges):
         """Ends the watcher after ten checks."""
 
-        def check(self) -> bool:
+        def check(self, requested: bool = False) -> bool:
             checks.append("keys")
             if len(checks) > 10:
                 raise asyncio.CancelledError
@@ -193,7 +193,8 @@ def test_a_new_model_of_the_hub_is_opened_in_a_thread_and_may_fail_again_and_aga
 
     monkeypatch.setattr("nmtkit.serving.config.checkpoint_of", checkpoint_of)
     (listed := tmp_path / "models.txt").write_text("en-de=hf:org/ours\n")
-    service = SimpleNamespace(pool=SimpleNamespace(models=None, failed_reload=failures.append))
+    models = SimpleNamespace(facts=SimpleNamespace(waits=False))
+    service = SimpleNamespace(pool=SimpleNamespace(models=models, failed_reload=failures.append))
     job = ServeJob(
         config=ServeConfig(models=listed), paths=[], plugins=[], search=SearchOptions(), devices=DeviceOptions(),
         translator=TranslatorOptions(), text=TextOptions(), processors={},

@@ -24,8 +24,9 @@ from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.models.formats import huggingface
 from nmtkit.serving.config import OWN_TEXT_FIELDS, ModelPath, ServeConfig, ServeJob
-from nmtkit.serving.fair_queue import BatchKey, LineBatch, TranslationError
+from nmtkit.serving.fair_queue import BatchKey, LineBatch
 from nmtkit.serving.loading import ServedModel, load_models
+from nmtkit.serving.refusal import Refusal
 from nmtkit.serving.workers import SlotWorker, translate_or_fail, work
 from nmtkit.text.alignment import words
 from nmtkit.translation.engines import Decoder
@@ -76,14 +77,14 @@ def texts_of(answer):
 
 @pytest.mark.slow
 def test_lines_are_treated_as_the_operator_asks(path):
-    models, _ = load_models(job((PAIR, path), text=TEXT))
+    models = load_models(job((PAIR, path), text=TEXT))
     found = texts_of(translate_or_fail(models, task(LINES)))
     assert found == generated(path, TEXT) != generated(path, TextOptions())
     assert "http://example.org/x?y=1" in found[-4] and found[-1] == "{a} %s"
 
 
 def test_a_request_of_html_has_its_tags_and_the_operators_treatment(path):
-    models, _ = load_models(job((PAIR, path), text=TEXT))
+    models = load_models(job((PAIR, path), text=TEXT))
     source = "<p>All are <b>equal</b> #12 before the law.</p>"
     found = texts_of(translate_or_fail(models, task([source], html=True)))
     assert found == generated(path, dataclasses.replace(TEXT, markup="html"), [source])
@@ -95,7 +96,7 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms = tmp_path / "terms.tsv"
     terms.write_text("law\tliberty|spirit\nrights\tequal\n")
     text = TextOptions(glossary=terms)
-    models, _ = load_models(job((PAIR, path), text=text))
+    models = load_models(job((PAIR, path), text=text))
     found = texts_of(translate_or_fail(models, task(LINES)))
     assert found == generated(path, text) != generated(path, TextOptions())
     assert "equal" in found[0] and any(word in found[6].lower() for word in ("liberty", "spirit"))
@@ -107,7 +108,7 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
         load_models(job((PAIR, path), text=text))
     assert texts_of(translate_or_fail(models, task(LINES))) == found
     terms.write_text("law\tspirit\n")
-    newer, _ = load_models(job((PAIR, path), text=text))
+    newer = load_models(job((PAIR, path), text=text))
     terms.unlink()
     assert texts_of(translate_or_fail(newer, task(LINES))) != found
     assert [texts_of(answer) for answer in slot_answers(models, [task(LINES)], False).values()] == [found]
@@ -120,7 +121,7 @@ def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
     checkpoint_file.save(tmp_path / "lm.pt", to_checkpoint(lm, "transformer_lm_tiny", lm.config, tokenizer, [], 1))
     search = SearchOptions(**SHORT, logits_processors=("lm_fusion",))
     fused = job((PAIR, path), search=search, processors={"lm_fusion": {"lm": str(tmp_path / "lm.pt")}})
-    found = texts_of(translate_or_fail(load_models(fused)[0], task(LINES)))
+    found = texts_of(translate_or_fail(load_models(fused), task(LINES)))
     alone = Translator.load(path)
     with_config = dataclasses.replace(search, processor_configs=(LMFusionConfig(lm=tmp_path / "lm.pt"),))
     assert found == [each.text for each in alone.stream(LINES, alone.pipeline(with_config))]
@@ -132,12 +133,12 @@ def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
 @pytest.mark.slow
 def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
     """Both tasks have arrived before the worker begins. The long line is cut into parts of several batches."""
-    models, prepare = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
+    models = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
     ours, theirs = channels()
     long = " ".join(REAL_LINES * 4)
     ours.send((1, task([long])))
     ours.send((2, task(["All are equal."])))
-    worker = threading.Thread(target=work, args=(theirs, models, prepare))
+    worker = threading.Thread(target=work, args=(theirs, models))
     worker.start()
     answers = [ours.receive(wait=True), ours.receive(wait=True)]
     ours.close()
@@ -150,7 +151,7 @@ def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
 @pytest.mark.slow
 def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
     """After each part, the worker looks for other batches. The parts of both requests have about as many hypotheses."""
-    models, _ = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=120, max_source_len=20)))
+    models = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=120, max_source_len=20)))
     long = " ".join(REAL_LINES * 2)
     widest = {}
     for name, fields in {"plain": {}, "all": {"alternatives": 10, "alignment": True, "quality": True}}.items():
@@ -171,7 +172,7 @@ def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_worker_counts_tokens_and_translates_the_lines_that_fit(path):
-    models, _ = load_models(job((PAIR, path)))
+    models = load_models(job((PAIR, path)))
     lines = ["All are equal.", "1234567890" * 3, *REAL_LINES[:3], "Two dogs."]
     counts = [len(ids) for ids in Translator.load(path).tokenizer.encode_source(lines).split()]
     assert counts[1] >= 30 > max(counts[0], counts[-1])
@@ -195,11 +196,11 @@ def channels():
 
 
 def test_a_worker_ends_when_the_server_has_gone_amid_a_long_line(path):
-    models, prepare = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
+    models = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
     ours, theirs = channels()
     ours.send((1, task([" ".join(REAL_LINES * 4)])))
     ours.connection.shutdown(socket.SHUT_WR)
-    work(theirs, models, prepare)
+    work(theirs, models)
     theirs.close()
     with pytest.raises(EOFError):  # it stopped without an answer
         ours.receive(wait=True)
@@ -207,7 +208,7 @@ def test_a_worker_ends_when_the_server_has_gone_amid_a_long_line(path):
 
 @pytest.mark.slow
 def test_placeholders_of_weblate_are_kept_and_change_no_other_line(path):
-    models, _ = load_models(job((PAIR, path)))
+    models = load_models(job((PAIR, path)))
     texts = ["All [X4X] are born free [X17X].", REAL_LINES[1]]
     found = texts_of(translate_or_fail(models, task(texts, placeholders=True)))
     assert "[X4X]" in found[0] and "[X17X]" in found[0]
@@ -223,7 +224,7 @@ def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs
 
 def test_each_pair_splits_by_its_source_language(path):
     pytest.importorskip("sentencex")
-    models, _ = load_models(job((PAIR, path), (("fr", "de"), path), split_sentences=True))
+    models = load_models(job((PAIR, path), (("fr", "de"), path), split_sentences=True))
     assert [model.text.split_sentences for model in models.values()] == ["en", "fr"]
     line = " ".join(REAL_LINES[:3])
     found = texts_of(translate_or_fail(models, task([line])))
@@ -250,7 +251,7 @@ def test_what_an_engine_without_another_search_does_not_support_is_refused_at_th
     """CTranslate2 has another length penalty, so the default of --lenpen is refused, too."""
     pytest.importorskip("ctranslate2")
     supported = SearchOptions(**SHORT, lenpen=0.0)
-    models, _ = load_models(job((PAIR, path), search=supported, engine="ctranslate2"))
+    models = load_models(job((PAIR, path), search=supported, engine="ctranslate2"))
     assert texts_of(translate_or_fail(models, task(LINES[:2])))
     named = "|".join(f"--{name.replace('_', '-')}" for name in changes or ["lenpen"])
     with pytest.raises(ValueError, match=rf"--engine ctranslate2.*{named}"):
@@ -282,18 +283,18 @@ def test_a_model_without_attention_says_that_it_cannot_translate_markup(path, ca
     tokenizer = tiny_tokenizer()
     translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
     plain = ServedModel(translator, SearchOptions(**SHORT), TextOptions())
-    aligned = load_models(job((PAIR, path)))[0][PAIR]
+    aligned = load_models(job((PAIR, path)))[PAIR]
     for model in (plain, dataclasses.replace(plain, first=aligned), dataclasses.replace(aligned, first=plain)):
         answer = translate_or_fail({PAIR: model}, task(["<b>a</b> dog"], html=True))
-        assert isinstance(answer, TranslationError) and "cross-attention" in str(answer)
+        assert isinstance(answer, Refusal) and "cross-attention" in str(answer)
         assert pickle.loads(pickle.dumps(answer)).status == 400
     assert not caplog.records
 
 
 def test_a_glossary_that_was_deleted_while_its_request_waited_is_404(path, tmp_path, caplog):
-    models, _ = load_models(job((PAIR, path)))
+    models = load_models(job((PAIR, path)))
     answer = translate_or_fail(models, task(LINES[:1], glossary=tmp_path / "deleted.tsv"))
-    assert isinstance(answer, TranslationError) and answer.status == 404 and "glossary" in str(answer)
+    assert isinstance(answer, Refusal) and answer.status == 404 and "glossary" in str(answer)
     assert not caplog.records
 
 
@@ -305,7 +306,7 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
     ):
         file = tmp_path / f"{name}.pt"
         checkpoint_file.save(file, huggingface.load(IMPORTED / name))
-        models, _ = load_models(job(*((pair, file) for pair in pairs)))
+        models = load_models(job(*((pair, file) for pair in pairs)))
         assert len({id(model.translator.models[0]) for model in models.values()}) == 1
         found = [texts_of(translate_or_fail(models, task(["right"], pair=pair)))[0] for pair in pairs]
         codes = [
@@ -325,13 +326,13 @@ def test_a_pair_of_two_models_that_are_no_ensemble_is_named(path, tmp_path):
         with pytest.raises(ValueError, match=r"en-de.* 2 .*--path ") as error:
             load_models(job(*models))
         assert all(str(file) in str(error.value) for _, file in models)
-    models, _ = load_models(job((("de", "it"), many), (PAIR, path)))
+    models = load_models(job((("de", "it"), many), (PAIR, path)))
     assert list(models) == [("de", "it"), PAIR]
 
 
 def test_a_model_that_is_given_twice_for_a_pair_is_no_ensemble(tmp_path):
     many = save_transformer(tmp_path / "many.pt", languages=("en", "de", "it"))
-    models, _ = load_models(job((None, many), (PAIR, many)))
+    models = load_models(job((None, many), (PAIR, many)))
     assert len(models) == 6 and len({id(model.translator) for model in models.values()}) == 1
     assert len(models[PAIR].translator.models) == 1
 
@@ -343,10 +344,10 @@ def test_a_model_of_the_opposite_direction_is_refused(path, tmp_path):
     checkpoint_file.save(reversed_model, contents | {"run": {"languages": ["en", "de"]}})
     with pytest.raises(ValueError, match=r"--path de-en=.*en-de\.pt .* en into de"):
         load_models(job((("de", "en"), reversed_model)))
-    assert list(load_models(job((("en_US", "de"), reversed_model)))[0]) == [("en_US", "de")]
+    assert list(load_models(job((("en_US", "de"), reversed_model)))) == [("en_US", "de")]
     many = save_transformer(tmp_path / "many.pt", languages=("de", "en"))
     checkpoint_file.save(many, checkpoint.load(many) | {"run": {"languages": ["de", "en"]}})
-    assert list(load_models(job((PAIR, many)))[0]) == [PAIR]
+    assert list(load_models(job((PAIR, many)))) == [PAIR]
 
 
 def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
@@ -358,7 +359,7 @@ def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
     # columns: the language, right, to, life in four pieces, eos; the translation is one word
     totals = [sum(row[index] for row in soft.alignment for index in columns) for columns in ([1], [2], [3, 4, 5, 6])]
     best = [(0, 5), (6, 8), (9, 13)][totals.index(max(totals))]
-    models, _ = load_models(job((("en", "de"), tmp_path / "m2m.pt")))
+    models = load_models(job((("en", "de"), tmp_path / "m2m.pt")))
     (((found,),),) = [translate_or_fail(models, task([line], alignment=True))]
     assert words(found["text"]) == [(0, len(found["text"]))]
     assert found["alignment"] == [[*best, 0, len(found["text"])]]
@@ -384,7 +385,7 @@ def multilingual(tmp_path_factory):
 
 @pytest.mark.slow
 def test_all_pairs_of_a_multilingual_checkpoint_are_served(multilingual, caplog):
-    models, _ = load_models(job((None, multilingual)))
+    models = load_models(job((None, multilingual)))
     trained = {("en", "it"), ("it", "en"), ("en", "de"), ("de", "en")}
     assert set(models) == trained | {("it", "de"), ("de", "it")} and set(list(models)[:4]) == trained
     assert len({id(model.translator) for model in models.values()}) == 1
@@ -398,7 +399,7 @@ def test_all_pairs_of_a_multilingual_checkpoint_are_served(multilingual, caplog)
 
 
 def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
-    models, _ = load_models(job((None, multilingual), pivot="en"))
+    models = load_models(job((None, multilingual), pivot="en"))
     assert "zero-shot" not in caplog.text
     assert {pair for pair, model in models.items() if model.first is not None} == {("it", "de"), ("de", "it")}
     translator = Translator.load(multilingual)
@@ -417,7 +418,7 @@ def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
 @pytest.mark.slow
 def test_a_loop_in_the_first_of_two_steps_is_counted(path, multilingual):
     search = SearchOptions(max_len_a=0.0, max_len_b=20)
-    models, _ = load_models(job((("it", "en"), path), (("en", "de"), multilingual), pivot="en", search=search))
+    models = load_models(job((("it", "en"), path), (("en", "de"), multilingual), pivot="en", search=search))
     first, second = (models[pair].translator for pair in (("it", "en"), ("en", "de")))
     steps = PivotTranslator(first, second, "en", dataclasses.replace(search, target_lang="de"))
     looped = [each.decoded_again for each in steps.stream(LINES)]
@@ -429,7 +430,7 @@ def test_a_loop_in_the_first_of_two_steps_is_counted(path, multilingual):
 
 @pytest.mark.slow
 def test_two_models_make_a_pair_through_the_pivot_language(path):
-    models, _ = load_models(job((("it", "en"), path), (("en", "de"), path), pivot="en"))
+    models = load_models(job((("it", "en"), path), (("en", "de"), path), pivot="en"))
     assert list(models) == [("it", "en"), ("en", "de"), ("it", "de")]
     once = generated(path, TextOptions())
     assert texts_of(translate_or_fail(models, task(LINES, pair=("it", "de")))) == generated(path, TextOptions(), once)
@@ -441,7 +442,7 @@ def test_imported_models_serve_every_pair_of_their_languages(tmp_path):
     pytest.importorskip("safetensors")
     checkpoint_file.save(tmp_path / "mbart.pt", huggingface.load(IMPORTED / "mbart_50"))
     codes = Translator.load(tmp_path / "mbart.pt").tokenizer.languages
-    models, _ = load_models(job((None, tmp_path / "mbart.pt")))
+    models = load_models(job((None, tmp_path / "mbart.pt")))
     assert len(models) == len(codes) * (len(codes) - 1) and ("en_XX", "de_DE") in models
     checkpoint_file.save(tmp_path / "marian.pt", huggingface.load(IMPORTED / "marian_languages"))
     with pytest.raises(ValueError, match="--path en-de="):
@@ -500,5 +501,5 @@ def test_a_task_that_fails_is_answered_and_the_slots_go_on(path, monkeypatch):
 
     monkeypatch.setattr(Pipeline, "segments", poisoned)
     answers = slot_answers({PAIR: model}, [task(["poison"]), task(LINES[:1])], True)
-    assert isinstance(answers[0], TranslationError)
+    assert isinstance(answers[0], Refusal)
     assert texts_of(answers[1]) == generated(path, TextOptions(), LINES[:1])

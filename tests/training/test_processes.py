@@ -344,8 +344,8 @@ def test_a_long_operation_beats_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(store, "set", publish, raising=False)
     monkeypatch.setattr(distributed.Watchdog, "INTERVAL", 0.01)
+    monkeypatch.setattr(distributed, "_signs", distributed.SignsOfLife())
     watchdog = distributed.Watchdog(store, 600.0)
-    monkeypatch.setattr(distributed, "_watchdog", watchdog)
     try:
         wait_for_messages(1)
         assert published[0] == "0 0 0 0"

@@ -9,7 +9,7 @@ import pytest
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 
 import nmtkit
-from nmtkit.api.encoder_output import source_ids
+from nmtkit.api.model import source_ids
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.tokenizers import tokenizer as tokenizers
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
