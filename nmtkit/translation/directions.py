@@ -8,7 +8,6 @@ from itertools import islice
 import numpy as np
 
 from nmtkit.data.dataset.binarized import Split
-from nmtkit.data.directions import Direction
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.lines import dataset_requests
 from nmtkit.translation.options import TextOptions
@@ -38,13 +37,16 @@ class DirectionsTranslator:
         if (np.diff(index) < 0).any():
             raise ValueError(f"the rows of {split.name} are not sorted by direction; choose a valid or test set")
         self.translator, self.window = translator, window
-        self.parts = [split.select(split.rows_of(number)) for number in np.unique(index).tolist()]
-        self.directions = [split.directions[number] for number in np.unique(index).tolist()]
-        translator.notice_untrained((direction.source, direction.target) for direction in self.directions)
-        self.pipelines = [
-            translator.pipeline(in_direction(search, direction, translator), text, source_tag)
-            for direction in self.directions
-        ]
+        numbers = np.unique(index).tolist()
+        self.parts = [split.select(split.rows_of(number)) for number in numbers]
+        self.directions = [split.directions[number] for number in numbers]
+        pairs = [(direction.source, direction.target) for direction in self.directions]
+        translator.notice_untrained(pairs)
+        self.pipelines = []
+        for pair in pairs:
+            source, target = codes_for(translator.tokenizer, *pair)
+            own = dataclasses.replace(search, source_lang=source, target_lang=target)
+            self.pipelines.append(translator.pipeline(own, text, source_tag))
 
     def requests(self, with_references: bool) -> Iterator[list[Request]]:
         """Yields windows of requests for the rows, in order."""
@@ -62,9 +64,3 @@ class DirectionsTranslator:
                 yield dataclasses.replace(translation, direction=str(direction))
             first += len(part)
         deque(remaining, maxlen=0)  # reads to the end, where `with_fields` checks that its files have no further lines
-
-
-def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:
-    """Returns the search options with the languages of a direction."""
-    source, target = codes_for(translator.tokenizer, direction.source, direction.target)
-    return dataclasses.replace(search, source_lang=source, target_lang=target)

@@ -32,12 +32,12 @@ def in_language(search: SearchOptions, tokenizer: Tokenizer, models: Sequence[Ar
         return search
     if search.source_lang is not None:
         raise ValueError(f"--source-lang {search.source_lang} has no effect: a language model reads no source")
-    if tokenizer.has_target_languages_only and search.target_lang is None:
+    if not tokenizer.languages:
+        return search
+    if tokenizer.has_target_languages_only:
         # the token begins the source, which a language model does not read, so any language works
-        return dataclasses.replace(search, target_lang=next(iter(tokenizer.languages)))
-    if tokenizer.languages and not tokenizer.has_target_languages_only:
+        return dataclasses.replace(search, target_lang=search.target_lang or next(iter(tokenizer.languages)))
+    if search.target_lang is None:
         known = ", ".join(sorted(tokenizer.languages))
-        if search.target_lang is None:
-            raise ValueError(f"the language model has several languages; give --target-lang, one of {known}")
-        return dataclasses.replace(search, source_lang=search.target_lang)
-    return search
+        raise ValueError(f"the language model has several languages; give --target-lang, one of {known}")
+    return dataclasses.replace(search, source_lang=search.target_lang)

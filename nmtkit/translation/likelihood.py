@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -26,28 +26,6 @@ class Likelihood:
 
     log_probability: float
     pieces: int
-
-
-@dataclass(frozen=True)
-class Perplexity:
-    """The log probability of a corpus (natural logarithm). `pieces` includes an eos for each line."""
-
-    log_probability: float
-    pieces: int
-    lines: int
-
-    @property
-    def value(self) -> float:
-        """The perplexity per piece: exp(-log probability / pieces), at most exp(700)."""
-        return math.exp(min(700.0, -self.log_probability / max(1, self.pieces)))
-
-    @staticmethod
-    def of(likelihoods: Sequence[Likelihood]) -> "Perplexity":
-        return Perplexity(
-            math.fsum(each.log_probability for each in likelihoods),
-            sum(each.pieces for each in likelihoods),
-            len(likelihoods),
-        )
 
 
 def is_language_model(translator: Translator) -> bool:
@@ -140,16 +118,18 @@ def sentences_report(likelihoods: Sequence[Likelihood], width: int) -> ScoreRepo
 
 
 def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> ScoreReport:
-    """Returns a report with the perplexity of each text.
+    """Returns a report with the perplexity per piece of each text: exp(-log probability / pieces), at most exp(700).
 
     The perplexity has `width` digits after the decimal point, but at least two.
     """
     rows, lines, digits = [], [], max(2, width)
     for title, each in texts.items():
-        total = Perplexity.of(each)
-        rows.append({"system": title, "perplexity": total.value, **asdict(total)})
+        total, pieces = math.fsum(line.log_probability for line in each), sum(line.pieces for line in each)
+        value = math.exp(min(700.0, -total / max(1, pieces)))
+        row = {"system": title, "perplexity": value, "log_probability": total, "pieces": pieces, "lines": len(each)}
+        rows.append(row)
         lines.append(
-            f"perplexity {total.value:.{digits}f}  {total.pieces:,} pieces with eos in {total.lines:,} lines, "
-            f"log probability {total.log_probability:.{digits}f}  {title}"
+            f"perplexity {value:.{digits}f}  {pieces:,} pieces with eos in {len(each):,} lines, "
+            f"log probability {total:.{digits}f}  {title}"
         )
     return ScoreReport(rows, lines)

@@ -24,7 +24,6 @@ PIVOT_RULE = FlagRule(
     reason="the last step reads the translation into the pivot language, not the source",
 )
 
-
 CPU_ENGINES = ("numba", "ctranslate2")
 
 # Rules for the flags of `nmtkit generate`. They include the rules for search options.
@@ -114,7 +113,6 @@ class TextOptions(Config):
     protect: tuple[str, ...] = option(
         (), "also copy the matches of this regular expression; repeatable", metavar="REGEX", repeatable=True
     )
-
     glossary: Path | None = option(
         None,
         "file of terms: each line has a source term, a tab, and one or more target terms separated by |",

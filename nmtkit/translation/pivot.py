@@ -1,7 +1,6 @@
 """Translates through a third language: from the source into the pivot language, and from there into the target."""
 
 import dataclasses
-import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -11,7 +10,6 @@ from nmtkit.models.building import languages_of
 from nmtkit.text.languages import NAMES, same_language, subtags
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
-from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, Request, Translation
 from nmtkit.translation.translator import WINDOW, Translator
@@ -52,19 +50,14 @@ class PivotTranslator:
             if names_pivot and languages and pivot not in languages:
                 known = suggestion(pivot, sorted(languages))
                 raise ValueError(f"--pivot {pivot}: {translator.name} does not have this language; {known}")
-        self.first, self.second = first, second
         into_pivot = pivot if first.tokenizer.languages else None
         searches = (
             dataclasses.replace(of_first_step(search), target_lang=into_pivot),
             dataclasses.replace(search, source_lang=from_pivot),
         )
         later = text if text.split_sentences is None else dataclasses.replace(text, split_sentences=subtags(pivot)[0])
-        self.pipelines = self.first.pipeline(searches[0], text), self.second.pipeline(searches[1], later)
-
-    @property
-    def steps(self) -> list[tuple[Translator, Pipeline]]:
-        """The translator and the text pipeline of each step."""
-        return list(zip((self.first, self.second), self.pipelines, strict=True))
+        self.pipelines = first.pipeline(searches[0], text), second.pipeline(searches[1], later)
+        self.steps = list(zip((first, second), self.pipelines, strict=True))
 
     def stream(self, lines: Iterable[str | Request]) -> Iterator[Translation]:
         """Yields the translations of `lines` in order, like `Translator.stream`."""
@@ -78,30 +71,28 @@ class PivotTranslator:
         processes: int = 1,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests, like `Translator.run`. Step i uses `decoders[i]`."""
-        sources: deque[tuple[str, Translation]] = deque()  # source of each line, and its translation by `first`
+        sources: deque[tuple[str, Translation]] = deque()  # source of each line, and its translation by the first step
+        (first, into_pivot), (second, from_pivot) = self.steps
 
         def in_pivot_language() -> Iterator[list[Request]]:
             line = 0
             for window in windows:
                 lines = [Request(request.source, request.ids) for request in window]  # drops the constraints
-                pairs = [
-                    *zip(window, self.first.run([lines], self.pipelines[0], decoders[0], processes, line), strict=True)
-                ]
+                pairs = [*zip(window, first.run([lines], into_pivot, decoders[0], processes, line), strict=True)]
                 line += len(window)
-                sources.extend((request.source, first) for request, first in pairs)
-                yield [dataclasses.replace(request, source=first.text, ids=None) for request, first in pairs]
+                sources.extend((request.source, found) for request, found in pairs)
+                yield [dataclasses.replace(request, source=found.text, ids=None) for request, found in pairs]
 
         # without background threads, because two threads must not record CUDA graphs at the same time
-        run = functools.partial(self.second.run, background=False)
-        for translation in run(in_pivot_language(), self.pipelines[1], decoders[1], processes):
-            source, first = sources.popleft()
-            again = first.hypotheses[0].no_repeat_ngram
+        for translation in second.run(in_pivot_language(), from_pivot, decoders[1], processes, background=False):
+            source, found = sources.popleft()
+            again = found.hypotheses[0].no_repeat_ngram
             hypotheses = [
                 dataclasses.replace(each, no_repeat_ngram=each.no_repeat_ngram or again)
                 for each in translation.hypotheses
             ]
             yield dataclasses.replace(
-                translation, source=source, untagged=first.untagged, pivot=first.text, hypotheses=hypotheses
+                translation, source=source, untagged=found.untagged, pivot=found.text, hypotheses=hypotheses
             )
 
 

@@ -32,7 +32,6 @@ from nmtkit.translation.translator import Translator
 
 BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis
 FIELDS = {"backward": BACKWARD, "lm": LM}  # the name of a model -> the field with its log probability
-LOG_PROBABILITIES = ("log_probability", BACKWARD, LM)
 LARGEST = 2.0  # weights and length penalties are drawn from 0 to this number
 
 log = logging.getLogger("nmtkit")
@@ -51,21 +50,14 @@ class RerankingWeights:
     features: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass
 class NBest:
     """The n-best list of a source. `record` is the JSON object that `nmtkit generate --format jsonl` wrote."""
 
-    record: dict[str, Any]
-
-    @property
-    def source(self) -> str:
-        """The text that the forward model read, without tags. With `--pivot`, the text is in the pivot language."""
-        return str(self.record.get("pivot", self.record.get("untagged", self.record["source"])))
-
-    @property
-    def hypotheses(self) -> list[dict[str, Any]]:
-        hypotheses: list[dict[str, Any]] = self.record["hypotheses"]
-        return hypotheses
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        # the text that the forward model read, without tags; with --pivot, in the pivot language
+        self.source = str(record.get("pivot", record.get("untagged", record["source"])))
+        self.hypotheses: list[dict[str, Any]] = record["hypotheses"]
 
     def score(self, hypothesis: dict[str, Any], weights: RerankingWeights) -> float:
         """Returns the score of a hypothesis. The score is -inf if a value that has a weight other than 0 is None."""
@@ -118,8 +110,8 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
             record = parse_json(line)
             for each in record["hypotheses"]:
                 _ = each["text"] + "", each["log_probability"], len(each["pieces"])
-                numbers = [each[name] for name in LOG_PROBABILITIES if each.get(name) is not None]
-                if not all(number < math.inf for number in numbers):  # false for NaN
+                numbers = [each.get(field) for field in ("log_probability", BACKWARD, LM)]
+                if not all(number is None or number < math.inf for number in numbers):  # false for NaN
                     raise ValueError(numbers)
             _ = record["source"] + "", record["hypotheses"][0]
         except (ValueError, LookupError, TypeError) as error:

@@ -11,6 +11,15 @@ PROMPT = "Translate the text of the user from {source} to {target}. Answer with 
 SETTINGS_RULES = (
     FlagRule("--prompt", needs=("--server-api openai",)),
     FlagRule("--candidate-temperature", needs=("--candidates",)),
+    FlagRule(
+        "--server-api deepl",
+        excludes=("--server-model", "--candidates"),
+        reason="DeepL gives one candidate and has no choice of models",
+    ),
+    FlagRule("--choose reference", needs=("--references",)),
+    FlagRule("--references", needs=("--choose reference",)),
+    FlagRule("--choose-by", needs=("--choose mbr", "--choose reference")),
+    *(FlagRule(f"--choose {choice}", needs=("--candidates",)) for choice in ("mbr", "reference")),
 )
 
 
@@ -50,16 +59,6 @@ class ServerConfig(Config):
             raise ValueError(f"--from-server {self.from_server} is not a URL; begin it with http:// or https://")
         if self.server_api == "openai" and self.from_server is not None and self.server_model is None:
             raise ValueError("--server-api openai needs --server-model NAME")
-        if self.server_api == "deepl" and (self.candidates > 1 or self.server_model is not None):
-            raise ValueError(
-                "--server-api deepl has one candidate and no models; leave out --server-model and --candidates"
-            )
-        changed = changed_flags(self)
-        check_flags(SETTINGS_RULES, changed, changed | {f"--server-api {self.server_api}"})
-        if (self.choose == "reference") != (self.references is not None):
-            raise ValueError("--choose reference and --references belong together; give both")
+        given = changed_flags(self) | {f"--server-api {self.server_api}", f"--choose {self.choose}"}
+        check_flags(SETTINGS_RULES, given, given)
         check_segment_metric(self.choose_by, "--choose-by")
-        if self.choose == "first" and self.choose_by != "chrf":
-            raise ValueError("--choose-by does nothing without --choose mbr or reference")
-        if self.choose != "first" and self.candidates == 1:
-            raise ValueError(f"--choose {self.choose} needs several --candidates")

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from nmtkit.translation.engines.compiled_code import NUMBER, REAL
 from nmtkit.translation.engines.compiled_kernels import kernel, kernels
-from nmtkit.translation.engines.compiled_vectors import FLOAT, INT, LANES, SIZE, Vectors, for_parts
+from nmtkit.translation.engines.compiled_vectors import FLOAT, INT, LANES, SIZE, Vectors, for_parts, write_each
 
 KEYS = 4  # keys whose products are computed together
 PARTS = (2, 4)  # kernels are made for heads of 2 and 4 vectors: 32 and 64 numbers
@@ -53,7 +53,6 @@ def write_products(
     products_at = code.offset(y, code.size(LANES))
     queries = [code.load(query, code.size(LANES * part)) for part in range(parts)]
     largest = code.variable(code.constant(float("-inf")))
-    builder.store(code.constant(float("-inf")), largest)
     last, scales = builder.sub(count, code.size(1)), code.broadcast(scale)
 
     def product(index: Any) -> Any:
@@ -93,7 +92,6 @@ def replace_by_exponentials(code: Vectors, x: Any, count: Any) -> None:
     builder, shifts = code.builder, code.broadcast(code.maximum(code.load(x, code.size(0))))
     products = code.offset(x, code.size(LANES))
     total = code.variable(code.constant(0))
-    builder.store(code.constant(0), total)
     with code.loop(count, LANES) as first:
         values = code.exponential(builder.fsub(code.load(products, first), shifts))
         code.store(values, products, first)
@@ -107,8 +105,6 @@ def write_sum(
     """Writes `factor` times the weighted sum of `count` values to y."""
     builder = code.builder
     sums = [code.variable(code.constant(0)) for _ in range(parts)]
-    for total in sums:
-        builder.store(code.constant(0), total)
     with code.loop(count, 1) as number:
         start = builder.mul(code.load_number(places, number, SIZE), stride)
         weight = code.broadcast(code.load_number(weights, number))
@@ -133,7 +129,6 @@ def products_of_any_width(
     with code.loop(count, 1) as number:
         first = builder.mul(code.load_number(places, number, SIZE), stride)
         total = code.variable(code.constant(0))
-        builder.store(code.constant(0), total)
 
         def part(index: Any, mask: Any, first: Any = first, total: Any = total) -> None:
             key = code.read(keys, builder.add(first, index), mask)
@@ -142,8 +137,7 @@ def products_of_any_width(
         for_parts(code, width, part)
         value = builder.fmul(code.total(builder.load(total)), scale)
         builder.store(value, code.at(y, number, FLOAT))
-        before = builder.load(largest)
-        builder.store(builder.select(builder.fcmp_ordered(">", value, before), value, before), largest)
+        builder.store(code.larger(builder.load(largest), value), largest)
     return builder.load(largest)
 
 
@@ -156,7 +150,6 @@ def sum_of_any_width(
 
     def part(index: Any, mask: Any) -> None:
         total = code.variable(code.constant(0))
-        builder.store(code.constant(0), total)
         with code.loop(count, 1) as number:
             start = builder.mul(code.load_number(places, number, SIZE), stride)
             weight = code.broadcast(code.load_number(weights, number))
@@ -180,45 +173,35 @@ def attended(
     builder = code.builder
     one = ir.Constant(FLOAT, 1.0)
 
-    def record(weights: Any, total: Any) -> None:
+    def inverse(weights: Any, total: Any) -> Any:
+        """Returns 1 / `total`, the factor of the weighted sum of a head. Records the attention weights of the head."""
         with builder.if_then(builder.icmp_signed("!=", recorded, code.size(0)), likely=False):
             factor = code.broadcast(builder.fdiv(share, total))
-
-            def part(index: Any, mask: Any) -> None:
-                before = code.read(recorded, index, mask)
-                code.write(code.fma(code.read(weights, index, mask), factor, before), recorded, index, mask)
-
-            for_parts(code, count, part)
-
-    def inverse(weights: Any, total: Any) -> Any:
-        record(weights, total)
+            rows = weights, recorded
+            write_each(code, count, rows, lambda weight, before: code.fma(weight, factor, before), recorded)
         return builder.fdiv(one, total)
 
     last = builder.add(count, code.size(LANES - 1))
-    row_size = builder.mul(builder.add(builder.and_(last, code.size(-LANES)), code.size(LANES)), code.size(4))
+    section = builder.add(builder.and_(last, code.size(-LANES)), code.size(LANES))  # numbers of the weights of a head
 
-    any_width = code.variable(code.size(1))
-    builder.store(code.size(1), any_width)
+    other_width = ir.Constant(ir.IntType(1), 1)
     for parts in PARTS:
-        with builder.if_then(builder.icmp_signed("==", width, code.size(LANES * parts))):
-            builder.store(code.size(0), any_width)
+        size = code.size(LANES * parts)
+        other_width = builder.and_(other_width, builder.icmp_signed("!=", width, size))
+        with builder.if_then(builder.icmp_signed("==", width, size)):
             with code.loop(heads, 1) as head:
-                first, row = builder.mul(head, code.size(4 * LANES * parts)), builder.mul(head, row_size)
-                q, k, own = builder.add(query, first), builder.add(keys, first), builder.add(weights, row)
+                q, k = (code.offset(each, builder.mul(head, size)) for each in (query, keys))
+                own = code.offset(weights, builder.mul(head, section))
                 write_products(code, parts, q, k, places, count, stride, scale, own)
             with code.loop(heads, 1) as head:
-                replace_by_exponentials(code, builder.add(weights, builder.mul(head, row_size)), count)
+                replace_by_exponentials(code, code.offset(weights, builder.mul(head, section)), count)
             with code.loop(heads, 1) as head:
-                first, row = builder.mul(head, code.size(4 * LANES * parts)), builder.mul(head, row_size)
-                v, result, own = builder.add(values, first), builder.add(y, first), builder.add(weights, row)
+                v, result = (code.offset(each, builder.mul(head, size)) for each in (values, y))
+                own = code.offset(weights, builder.mul(head, section))
                 own, total = code.offset(own, code.size(LANES)), code.load_number(own, code.size(0))
                 write_sum(code, parts, own, inverse(own, total), v, places, count, stride, result)
-    with (
-        builder.if_then(builder.icmp_signed("!=", builder.load(any_width), code.size(0)), likely=False),
-        code.loop(heads, 1) as head,
-    ):
-        first = builder.mul(builder.mul(head, width), code.size(4))
-        q, k, v, result = (builder.add(each, first) for each in (query, keys, values, y))
+    with builder.if_then(other_width, likely=False), code.loop(heads, 1) as head:
+        q, k, v, result = (code.offset(each, builder.mul(head, width)) for each in (query, keys, values, y))
         products = kernels.function("products_of_any_width")
         largest = builder.call(products, [q, width, k, places, count, stride, scale, weights])
         total = builder.call(kernels.function("exponentials"), [weights, count, largest, one, weights])

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm
 import numba
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import caching
@@ -21,6 +22,7 @@ from nmtkit.config.files import write_atomically
 from nmtkit.jobs import machine_code
 from nmtkit.translation.engines.compiled_vectors import FLOAT, SIZE, Vectors
 
+Array = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 NUMBER, REAL, NOTHING = types.intp, types.float32, types.void  # kinds of values: integer or address, fp32, none
 KINDS = {NUMBER: SIZE, REAL: FLOAT, NOTHING: ir.VoidType()}

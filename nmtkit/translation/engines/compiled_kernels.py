@@ -8,9 +8,10 @@ import functools
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
 from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Kernels
-from nmtkit.translation.engines.compiled_vectors import FLOAT, LANES, SIZE, Vectors, for_parts
+from nmtkit.translation.engines.compiled_vectors import FLOAT, LANES, SIZE, Vectors, fold, for_parts, write_each
 
 OUTPUTS = 64  # layers are padded to a multiple of this number of outputs; also the size of a block of `block_maxima`
 NORM_COLUMNS = 3  # columns of a table of norms: address of the gains, address of the biases, width
@@ -27,11 +28,7 @@ kernel = kernels.kernel
 def embedded(code: Vectors, tokens: Any, positions: Any, width: Any, scale: Any, y: Any) -> None:
     """Writes the embedding of a token times `scale`, plus the encoding of its position."""
     scales = code.broadcast(scale)
-
-    def part(index: Any, mask: Any) -> None:
-        code.write(code.fma(code.read(tokens, index, mask), scales, code.read(positions, index, mask)), y, index, mask)
-
-    for_parts(code, width, part)
+    write_each(code, width, (tokens, positions), lambda token, position: code.fma(token, scales, position), y)
 
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER)
@@ -58,73 +55,47 @@ def turned(code: Vectors, x: Any, heads: Any, half: Any, turns: Any) -> None:
 @kernel(NUMBER, NUMBER, NUMBER)
 def copied(code: Vectors, x: Any, size: Any, y: Any) -> None:
     """Copies a row."""
-    for_parts(code, size, lambda index, mask: code.write(code.read(x, index, mask), y, index, mask))
+    write_each(code, size, (x,), lambda values: values, y)
 
 
 @kernel(NUMBER, NUMBER, NUMBER)
 def added(code: Vectors, x: Any, size: Any, y: Any) -> None:
     """Adds the row x to the row y."""
-
-    def part(index: Any, mask: Any) -> None:
-        code.write(code.builder.fadd(code.read(y, index, mask), code.read(x, index, mask)), y, index, mask)
-
-    for_parts(code, size, part)
+    write_each(code, size, (y, x), code.builder.fadd, y)
 
 
 @kernel(NUMBER, NUMBER, result=REAL)
 def largest_size(code: Vectors, x: Any, size: Any) -> Any:
     """Returns the largest absolute value of a row."""
-    largest = code.variable(code.constant(0))
-
-    def part(index: Any, mask: Any) -> None:
-        sizes = code.apply("fabs", code.read(x, index, mask))
-        code.builder.store(code.larger(code.builder.load(largest), sizes), largest)
-
-    for_parts(code, size, part)
-    return code.maximum(code.builder.load(largest))
+    return code.maximum(fold(code, size, x, lambda values: code.apply("fabs", values), code.larger))
 
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER)
 def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: Any, y: Any) -> None:
     """Writes the layer norm of a row. `eps` is added to the variance. x and y may be the same row."""
-    builder, zero = code.builder, code.constant(0)
+    builder = code.builder
     count = builder.sitofp(size, FLOAT)
 
-    def sum_over(values_of: Any) -> Any:
-        total = code.variable(zero)
-
-        def part(index: Any, mask: Any) -> None:
-            values = values_of(code.read(x, index, mask))
-            if mask is not None:
-                values = builder.select(mask, values, zero)
-            builder.store(builder.fadd(builder.load(total), values), total)
-
-        for_parts(code, size, part)
-        return code.total(builder.load(total))
-
-    mean = code.broadcast(builder.fdiv(sum_over(lambda values: values), count))
+    def mean_of(function: Any) -> Any:
+        return builder.fdiv(code.total(fold(code, size, x, function, builder.fadd)), count)
 
     def square(values: Any) -> Any:
         difference = builder.fsub(values, mean)
         return builder.fmul(difference, difference)
 
-    variance = builder.fdiv(sum_over(square), count)
-    root = builder.call(code.declared("llvm.sqrt.f32", ir.FunctionType(FLOAT, [FLOAT])), [builder.fadd(variance, eps)])
+    mean = code.broadcast(mean_of(lambda values: values))
+    root = code.call("llvm.sqrt.f32", FLOAT, builder.fadd(mean_of(square), eps))
     factor = code.broadcast(builder.fdiv(ir.Constant(FLOAT, 1.0), root))
 
-    def part(index: Any, mask: Any) -> None:
-        normal = builder.fmul(builder.fsub(code.read(x, index, mask), mean), factor)
-        result = code.fma(normal, code.read(gains, index, mask), code.read(biases, index, mask))
-        code.write(result, y, index, mask)
+    def normal(values: Any, gain: Any, bias: Any) -> Any:
+        return code.fma(builder.fmul(builder.fsub(values, mean), factor), gain, bias)
 
-    for_parts(code, size, part)
+    write_each(code, size, (x, gains, biases), normal, y)
 
 
-@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER, NUMBER)
-def normalized(
-    code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any, y_stride: Any
-) -> None:
-    """Applies layer norm `index` of the table `norms` to rows of x, and writes the results to y.
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER)
+def normalized(code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any) -> None:
+    """Applies layer norm `index` of the table `norms` to rows of x, and writes the results to rows of y.
 
     A missing norm has the width 0 in the table. The kernel then does nothing.
     """
@@ -132,7 +103,7 @@ def normalized(
     table = code.offset(norms, index, 8 * NORM_COLUMNS)
     gains, biases, width = (code.load_number(table, code.size(column), SIZE) for column in range(NORM_COLUMNS))
     with builder.if_then(builder.icmp_signed("!=", width, code.size(0))), code.loop(rows, 1) as row:
-        source, target = code.offset(x, builder.mul(row, stride)), code.offset(y, builder.mul(row, y_stride))
+        source, target = (code.offset(each, builder.mul(row, stride)) for each in (x, y))
         builder.call(kernels.function("layer_norm"), [source, width, gains, biases, eps, target])
 
 
@@ -158,12 +129,11 @@ def activated(code: Vectors, x: Any, stride: Any, rows: Any, size: Any, activati
             first = code.offset(x, builder.mul(row, stride))
             second = builder.select(is_gated, code.offset(first, size), first)
 
-            def part(index: Any, mask: Any, first: Any = first, second: Any = second, function: Any = function) -> None:
-                values = function(code.read(first, index, mask))
-                product = builder.fmul(values, code.read(second, index, mask))
-                code.write(builder.select(is_gated, product, values), first, index, mask)
+            def result(values: Any, gates: Any, function: Any = function) -> Any:
+                values = function(values)
+                return builder.select(is_gated, builder.fmul(values, gates), values)
 
-            for_parts(code, size, part)
+            write_each(code, size, (first, second), result, first)
 
 
 # --- states of fixed size ---------------------------------------------------------------------------------------------
@@ -193,26 +163,22 @@ def averaged(code: Vectors, x: Any, width: Any, share: Any, before: Any, after: 
     """Writes share * before + (1 - share) * x to `after`: the new average, from the old average and the new row x."""
     shares = code.broadcast(share)
 
-    def part(index: Any, mask: Any) -> None:
-        values = code.read(x, index, mask)
-        change = code.builder.fsub(code.read(before, index, mask), values)
-        code.write(code.fma(shares, change, values), after, index, mask)
+    def average(values: Any, old: Any) -> Any:
+        return code.fma(shares, code.builder.fsub(old, values), values)
 
-    for_parts(code, width, part)
+    write_each(code, width, (x, before), average, after)
 
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
 def gated_sum(code: Vectors, x: Any, average: Any, gates: Any, width: Any, y: Any) -> None:
     """Adds sigmoid(i) x + sigmoid(f) average to y. `gates` has i, then f."""
     builder = code.builder
-    forgets = code.offset(gates, width)
 
-    def part(index: Any, mask: Any) -> None:
-        current = builder.fmul(code.sigmoid(code.read(gates, index, mask)), code.read(x, index, mask))
-        both = code.fma(code.sigmoid(code.read(forgets, index, mask)), code.read(average, index, mask), current)
-        code.write(builder.fadd(code.read(y, index, mask), both), y, index, mask)
+    def total(i: Any, f: Any, values: Any, averages: Any, before: Any) -> Any:
+        current = builder.fmul(code.sigmoid(i), values)
+        return builder.fadd(before, code.fma(code.sigmoid(f), averages, current))
 
-    for_parts(code, width, part)
+    write_each(code, width, (gates, code.offset(gates, width), x, average, y), total, y)
 
 
 # --- softmax ----------------------------------------------------------------------------------------------------------
@@ -257,16 +223,14 @@ def sum_of_exponentials(code: Vectors, x: Any, size: Any, shift: Any) -> Any:
 def block_maxima(code: Vectors, x: Any, size: Any, y: Any) -> Any:
     """Writes the maximum of each block of OUTPUTS numbers of a row, and returns the largest. NaN is ignored."""
     builder = code.builder
-    lowest = ir.Constant(FLOAT, float("-inf"))
-    overall = code.variable(lowest)
+    overall = code.variable(ir.Constant(FLOAT, float("-inf")))
     with code.loop(size, OUTPUTS) as index:
         largest = code.constant(float("-inf"))
         for number in range(OUTPUTS // LANES):
             largest = code.larger(largest, code.load(x, builder.add(index, code.size(LANES * number))))
         value = code.maximum(largest)
         builder.store(value, code.at(y, builder.sdiv(index, code.size(OUTPUTS)), FLOAT))
-        before = builder.load(overall)
-        builder.store(builder.select(builder.fcmp_ordered(">", value, before), value, before), overall)
+        builder.store(code.larger(builder.load(overall), value), overall)
     return builder.load(overall)
 
 
@@ -276,24 +240,18 @@ def next_above(code: Vectors, x: Any, first: Any, end: Any, limit: Any) -> Any:
 
     The memory of the row has a multiple of LANES numbers.
     """
-    builder, limits = code.builder, code.broadcast(limit)
-    part, result = code.variable(builder.and_(first, code.size(-LANES))), code.variable(end)
-    check, body, last = (builder.append_basic_block(name) for name in ("check", "body", "last"))
-    builder.branch(check)
-    builder.position_at_end(check)
-    builder.cbranch(builder.icmp_signed("<", builder.load(part), end), body, last)
-    builder.position_at_end(body)
-    index = builder.load(part)
-    inside = builder.and_(code.mask(builder.sub(end, index)), builder.not_(code.mask(builder.sub(first, index))))
-    above = builder.and_(inside, builder.fcmp_ordered(">", code.load(x, index), limits))
-    bits = builder.zext(builder.bitcast(above, ir.IntType(LANES)), SIZE)
-    builder.store(builder.add(index, code.size(LANES)), part)
-    with builder.if_then(builder.icmp_signed("!=", bits, code.size(0))):
-        lane = builder.cttz(bits, ir.Constant(ir.IntType(1), 1))
-        builder.store(builder.add(index, lane), result)
-        builder.branch(last)
-    builder.branch(check)
-    builder.position_at_end(last)
+    builder, limits, result = code.builder, code.broadcast(limit), code.variable(end)
+    start = builder.and_(first, code.size(-LANES))
+    parts = builder.sdiv(builder.add(builder.sub(end, start), code.size(LANES - 1)), code.size(LANES))
+    with cgutils.for_range(builder, parts) as loop:
+        index = builder.add(start, builder.mul(loop.index, code.size(LANES)))
+        inside = builder.and_(code.mask(builder.sub(end, index)), builder.not_(code.mask(builder.sub(first, index))))
+        above = builder.and_(inside, builder.fcmp_ordered(">", code.load(x, index), limits))
+        bits = builder.zext(builder.bitcast(above, ir.IntType(LANES)), SIZE)
+        with builder.if_then(builder.icmp_signed("!=", bits, code.size(0))):
+            lane = builder.cttz(bits, ir.Constant(ir.IntType(1), 1))
+            builder.store(builder.add(index, lane), result)
+            loop.do_break()
     return builder.load(result)
 
 
@@ -303,18 +261,17 @@ def mixed(code: Vectors, x: Any, size: Any, shift: Any, share: Any, y: Any, firs
     builder, shifts, shares = code.builder, code.broadcast(shift), code.broadcast(share)
     is_first = builder.icmp_signed("!=", first, code.size(0))
 
-    def part(index: Any, mask: Any) -> None:
-        values = builder.fmul(code.exponential(builder.fsub(code.read(x, index, mask), shifts)), shares)
-        before = builder.select(is_first, code.constant(0), code.read(y, index, mask))
-        code.write(builder.fadd(before, values), y, index, mask)
+    def total(values: Any, before: Any) -> Any:
+        values = builder.fmul(code.exponential(builder.fsub(values, shifts)), shares)
+        return builder.fadd(builder.select(is_first, code.constant(0), before), values)
 
-    for_parts(code, size, part)
+    write_each(code, size, (x, y), total, y)
 
 
 @kernel(NUMBER, NUMBER)
 def logarithms(code: Vectors, x: Any, size: Any) -> None:
     """Replaces the numbers of a row by their logarithms. Numbers below 2 ** -126 become -inf."""
-    for_parts(code, size, lambda index, mask: code.write(code.logarithm(code.read(x, index, mask)), x, index, mask))
+    write_each(code, size, (x,), code.logarithm, x)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ moved: a hypothesis stores the places of its tokens in the cache.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nmtkit.translation.engines.compiled_attention import attended
-from nmtkit.translation.engines.compiled_code import inner
+from nmtkit.translation.engines.compiled_code import Array, inner
 from nmtkit.translation.engines.compiled_kernels import (
     RELU,
     activated,
@@ -28,7 +27,6 @@ from nmtkit.translation.engines.compiled_products import linear
 
 # T rows, D model width, F inner width of the feed-forward networks, V target vocabulary
 
-Array = npt.NDArray[Any]
 # linear layers of an encoder layer and of a decoder layer, in the order of the table
 ENCODER_LINEARS = QKV, OUT, FC1, FC2 = range(4)
 # The first two rows of average attention are its feed-forward network. Only average attention has gates.
@@ -55,7 +53,7 @@ def record(numbers: str, reals: str = "") -> Any:
 MODEL = record(
     "linears norms width heads inner encoder_inner encoder_layers decoder_layers vocabulary pre_norm activation gated "
     "self_attention average_inner gates zero_first source_tokens source_positions target_tokens target_positions "
-    "turns output alignment_layer",
+    "turns alignment_layer",
     "eps source_scale target_scale",
 )
 # Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes).
@@ -65,9 +63,10 @@ MODEL = record(
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
 # Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,
-# hypotheses, D: states of SSRUs or averages after an even and an odd number of tokens), and of the keys and values of
-# all memories (layers, source tokens, `memory_width`). Sizes are bytes of a layer.
-CACHE = record("keys_and_values layer_size states hypotheses memory memory_layer_size memory_width")
+# hypotheses, D: states of SSRUs or averages after an even and an odd number of tokens), of the state before the first
+# token (D zeros), and of the keys and values of all memories (layers, source tokens, `memory_width`). Sizes are bytes
+# of a layer.
+CACHE = record("keys_and_values layer_size states zeros hypotheses memory memory_layer_size memory_width")
 # The newest token of an open hypothesis.
 # `length`: the number of earlier tokens, which is the position of the token; `hypothesis` and `parent`: indices among
 # all hypotheses of the search; `memory` and `memory_size`: the first row, and the number of rows, of the sentence in
@@ -87,9 +86,9 @@ def product(model: Any, space: Any, x: int, stride: int, rows: int, index: int, 
 
 
 @inner
-def normalize(model: Any, x: int, stride: int, rows: int, index: int, y: int, y_stride: int) -> None:
+def normalize(model: Any, x: int, stride: int, rows: int, index: int, y: int) -> None:
     """Writes norm `index` of the rows at x to y, unless the model lacks this norm. x and y may be equal."""
-    normalized(model.norms, index, rows, x, stride, model.eps, y, y_stride)
+    normalized(model.norms, index, rows, x, stride, model.eps, y)
 
 
 @inner
@@ -97,7 +96,7 @@ def sublayer_input(model: Any, space: Any, rows: int, norm: int) -> int:
     """Returns the address of the input of a sub-layer: x, or the normalised x if the model has pre-norm."""
     if not model.pre_norm:
         return space.x
-    normalize(model, space.x, space.width, rows, norm, space.normal, space.width)
+    normalize(model, space.x, space.width, rows, norm, space.normal)
     return space.normal
 
 
@@ -111,7 +110,7 @@ def add_output(model: Any, space: Any, y: int, stride: int, rows: int, index: in
 @inner
 def normalize_output(model: Any, space: Any, rows: int, norm: int) -> None:
     if not model.pre_norm:
-        normalize(model, space.x, space.width, rows, norm, space.x, space.width)
+        normalize(model, space.x, space.width, rows, norm, space.x)
 
 
 @inner
@@ -162,7 +161,7 @@ def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> Non
         for token in range(starts[sentence], starts[sentence + 1]):
             embed(space, model.source_tokens, model.source_positions, model.source_scale, ids[token],
                   token - starts[sentence], token - begin, width)  # fmt: skip
-    normalize(model, space.x, space.width, rows, norms + SOURCE_NORM, space.x, space.width)
+    normalize(model, space.x, space.width, rows, norms + SOURCE_NORM, space.x)
     row_size = 4 * space.projected_width
     for layer in range(layers):
         linears, layer_norms = LINEARS_OF_ENCODER_LAYER * layer, NORMS_OF_LAYER * layer
@@ -181,7 +180,7 @@ def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> Non
                 )  # fmt: skip
         add_output(model, space, space.attended, space.width, rows, linears + OUT, layer_norms + SELF_NORM)
         feed_forward(model, space, rows, model.encoder_inner, linears + FC1, layer_norms + FEED_FORWARD_NORM)
-    normalize(model, space.x, space.width, rows, norms + ENCODER_NORM, space.x, space.width)
+    normalize(model, space.x, space.width, rows, norms + ENCODER_NORM, space.x)
     for layer in range(model.decoder_layers):
         index = LINEARS_OF_ENCODER_LAYER * layers + LINEARS_OF_DECODER_LAYER * layer + MEMORY
         target = cache.memory + cache.memory_layer_size * layer + 4 * cache.memory_width * begin
@@ -198,12 +197,12 @@ def update_states(model: Any, space: Any, cache: Any, rows: Array, count: int, l
     states, size = cache.states + 8 * width * cache.hypotheses * layer, 4 * width * cache.hypotheses
     for row in range(count):
         length, data = rows[row].length, 4 * space.width * row
-        before = states + size * (length % 2) + 4 * width * rows[row].parent
+        before = states + size * (length % 2) + 4 * width * rows[row].parent if length else cache.zeros
         after = states + size * ((length + 1) % 2) + 4 * width * rows[row].hypothesis
         if model.self_attention == SSRU:
             gates = space.projected + 4 * space.projected_width * row
-            normalize(model, gates, 0, 1, norms + VALUE_NORM, gates, 0)
-            normalize(model, gates + 4 * width, 0, 1, norms + FORGET_NORM, gates + 4 * width, 0)
+            normalize(model, gates, 0, 1, norms + VALUE_NORM, gates)
+            normalize(model, gates + 4 * width, 0, 1, norms + FORGET_NORM, gates + 4 * width)
             recurrent(gates, width, before, after, space.x + data)
         else:
             averaged(h + data, width, np.float32(length) / np.float32(length + 1), before, after)
@@ -257,7 +256,7 @@ def step(model: Any, space: Any, cache: Any, rows: Array, count: int, share: Any
         newest = rows[row]
         factor = np.float32(0) if model.zero_first and newest.length == 0 else model.target_scale
         embed(space, model.target_tokens, model.target_positions, factor, newest.token, newest.length, row, width)
-    normalize(model, space.x, space.width, count, other + TARGET_NORM, space.x, space.width)
+    normalize(model, space.x, space.width, count, other + TARGET_NORM, space.x)
     for layer in range(model.decoder_layers):
         linears = first_linear + LINEARS_OF_DECODER_LAYER * layer
         norms = first_norm + NORMS_OF_LAYER * layer
@@ -296,4 +295,4 @@ def step(model: Any, space: Any, cache: Any, rows: Array, count: int, share: Any
         add_output(model, space, space.attended, space.width, count, linears + CROSS_OUT, norms + CROSS_NORM)
         if model.inner:
             feed_forward(model, space, count, model.inner, linears + DECODER_FC1, norms + FEED_FORWARD_NORM)
-    normalize(model, space.x, space.width, count, other + DECODER_NORM, space.x, space.width)
+    normalize(model, space.x, space.width, count, other + DECODER_NORM, space.x)

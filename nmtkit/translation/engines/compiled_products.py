@@ -1,4 +1,4 @@
-"""Products of the compiled engine: linear layers in 8 bits and in fp32, with the instructions of the processor.
+"""Products of the compiled engine: linear layers in 8 bits and in fp32, also for the outputs of a shortlist.
 
 Weights are packed once, in blocks of 16 outputs. A block has the weights of all its outputs for the first one, two or
 four inputs, then for the next inputs. A vector holds 16 outputs of one row, so a step of a product is one instruction
@@ -11,10 +11,9 @@ every processor gives the same numbers.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 
-from nmtkit.translation.engines.compiled_code import NUMBER, REAL, features
+from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Array, features, inner
 from nmtkit.translation.engines.compiled_kernels import OUTPUTS, kernel, kernels
 from nmtkit.translation.engines.compiled_vectors import (
     BYTE,
@@ -41,7 +40,7 @@ class DotProducts:
     subtracted, is `offset` times the sum of its weights. sdot of ARM reads signed inputs.
     """
 
-    group, kind = 4, BYTE
+    group, kind, weight_size = 4, BYTE, 1
 
     def __init__(self, instruction: str, lanes: int, operand: Any, offset: int) -> None:
         self.instruction, self.lanes, self.operand, self.offset = instruction, lanes, operand, offset
@@ -56,12 +55,12 @@ class DotProducts:
     def add(self, code: Vectors, total: Any, x: Any, w: Any) -> Any:
         """Applies the instruction to each part of `lanes` sums."""
         builder, sums = code.builder, ir.VectorType(INT, self.lanes)
-        function = code.declared(self.instruction, ir.FunctionType(sums, [sums, self.operand, self.operand]))
         parts = []
         for first in range(0, LANES, self.lanes):
             lanes = ir.Constant(sums, list(range(first, first + self.lanes)))
-            part = [builder.shuffle_vector(each, each, lanes) for each in (total, x, w)]
-            parts.append(builder.call(function, [part[0], *(builder.bitcast(each, self.operand) for each in part[1:])]))
+            before, *factors = (builder.shuffle_vector(each, each, lanes) for each in (total, x, w))
+            operands = [builder.bitcast(each, self.operand) for each in factors]
+            parts.append(code.call(self.instruction, sums, before, *operands))
         while len(parts) > 1:
             lanes = ir.Constant(ir.VectorType(INT, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
             parts = [builder.shuffle_vector(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)]
@@ -71,7 +70,7 @@ class DotProducts:
 class Widened:
     """Products of 16-bit integers. Pairs of products are added in 32 bits (pmaddwd), exactly on every processor."""
 
-    group, kind, offset = 2, WIDE, 0
+    group, kind, weight_size, offset = 2, WIDE, 1, 0
 
     def inputs(self, code: Vectors, x: Any, index: Any) -> Any:
         number = code.load_number(code.builder.add(x, code.builder.mul(index, code.size(2))), code.size(0), INT)
@@ -93,7 +92,7 @@ class Widened:
 class Floats:
     """Products in fp32."""
 
-    group, kind, offset = 1, FLOAT, 0
+    group, kind, weight_size, offset = 1, FLOAT, 4, 0
 
     def inputs(self, code: Vectors, x: Any, index: Any) -> Any:
         return code.broadcast(code.load_number(x, index))
@@ -135,9 +134,8 @@ def product_kernel(kind: Any, rows: int) -> Any:
     output in the first row, and numbers of a row), the smallest result (0 for ReLU, or -inf), and whether the results
     are added to the numbers in memory.
     """
-    lane = INT if kind.kind is not FLOAT else FLOAT
-    accumulators = ir.VectorType(lane, LANES)
-    block = LANES * (4 if kind.kind is FLOAT else 1)  # bytes of the weights of one input for 16 outputs
+    accumulators = FLOATS if kind is REALS else INTS
+    block = LANES * kind.weight_size  # bytes of the weights of one input for 16 outputs
 
     def product(
         code: Vectors, x: Any, x_stride: Any, x_scales: Any, w: Any, inputs: Any, scales: Any, corrections: Any,
@@ -146,7 +144,7 @@ def product_kernel(kind: Any, rows: int) -> Any:
         builder = code.builder
         added = builder.icmp_signed("!=", adds, code.size(0))
         starts = [builder.add(x, builder.mul(x_stride, code.size(row))) for row in range(rows)]
-        blocks = [builder.add(w, builder.mul(inputs, code.size(block * vector))) for vector in range(VECTORS)]
+        blocks = [code.offset(w, inputs, block * vector) for vector in range(VECTORS)]
         totals = [[code.variable(ir.Constant(accumulators, None)) for _ in blocks] for _ in starts]
         with code.loop(inputs, kind.group) as index:
             weights = [kind.weights(code, each, index) for each in blocks]
@@ -158,17 +156,17 @@ def product_kernel(kind: Any, rows: int) -> Any:
         for vector in range(VECTORS):
             first = code.size(LANES * vector)
             bias = code.load(biases, first)
-            if lane is INT:
+            if kind is not REALS:
                 scale, correction = code.load(scales, first), code.load(corrections, first, INT)
             for row in range(rows):
                 result = builder.load(totals[row][vector])
-                if lane is INT:
+                if kind is not REALS:
                     factor = builder.fmul(scale, code.broadcast(code.load_number(x_scales, code.size(row))))
                     result = builder.sitofp(builder.sub(result, correction), FLOATS)
                     result = code.fma(result, factor, bias)
                 else:
                     result = builder.fadd(result, bias)
-                result = builder.select(builder.fcmp_ordered("<", result, lowest), lowest, result)
+                result = code.larger(result, lowest)
                 place = builder.add(builder.mul(y_stride, code.size(row)), first)
                 before = builder.select(added, code.load(y, place), code.constant(0))
                 code.store(builder.fadd(result, before), y, place)
@@ -188,7 +186,7 @@ def packed_size(outputs: int) -> int:
     return -(-outputs // OUTPUTS) * OUTPUTS
 
 
-def packed(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
+def packed(weight: Array, group: int) -> Array:
     """Packs weights [outputs, inputs] as [outputs / 16, inputs / group, 16, group], padded with zeros."""
     outputs, inputs = weight.shape
     whole = np.zeros((packed_size(outputs), -(-inputs // LANES) * LANES), weight.dtype)
@@ -199,7 +197,7 @@ def packed(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
     return result
 
 
-def aligned(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     """Returns an array that begins at a multiple of 64 bytes, so that no vector crosses a cache line."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.empty(size + 64, np.uint8)
@@ -225,10 +223,10 @@ def rounded(code: Vectors, x: Any, size: Any, factor: Any, y: Any) -> None:
     offset = ir.Constant(INTS, [INTEGERS.offset] * LANES)
 
     def part(index: Any, mask: Any) -> None:
-        values = code.load(x, index) if mask is None else code.load_part(x, index, mask, code.constant(0))
-        integers = builder.fptosi(code.apply("rint", builder.fmul(values, factors)), INTS)
+        numbers = builder.fmul(code.read(x, index, mask), factors)
+        integers = builder.fptosi(code.apply("rint", numbers), INTS)
         narrow = builder.trunc(builder.add(integers, offset), ir.VectorType(INTEGERS.kind, LANES))
-        code.store(narrow, y, index, INTEGERS.kind)
+        code.store(narrow, y, index)
 
     for_parts(code, size, part)
 
@@ -250,22 +248,19 @@ def linear(
     `floor`.
     """
     builder = code.builder
-    row = builder.add(layers, builder.mul(index, code.size(8 * COLUMNS)))
+    row = code.offset(layers, index, 8 * COLUMNS)
     layer = [code.load_number(row, code.size(column), SIZE) for column in range(COLUMNS)]
-    weight = code.variable(layer[WEIGHT])
-    details = [code.variable(layer[column]) for column in (SCALES, CORRECTIONS, BIASES)]
 
     def products(kind: Any, x: Any, x_stride: Any) -> None:
-        block = STEP * (4 if kind.kind is FLOAT else 1)
         with code.loop(layer[PADDED_OUTPUTS], STEP) as output:
+            weights = code.offset(layer[WEIGHT], builder.mul(layer[PADDED_INPUTS], output), kind.weight_size)
+            details = [code.offset(layer[column], output) for column in (SCALES, CORRECTIONS, BIASES)]
 
-            def block_of_rows(first: Any, count: int) -> None:
+            def block_of_rows(first: Any, count: int, weights: Any = weights, details: Any = details) -> None:
                 arguments = [
-                    builder.add(x, builder.mul(first, x_stride)), x_stride,
-                    builder.add(scales, builder.mul(first, code.size(4))), builder.load(weight), layer[PADDED_INPUTS],
-                    *(builder.load(each) for each in details),
-                    builder.add(y, builder.mul(builder.add(builder.mul(first, y_stride), output), code.size(4))),
-                    y_stride, floor, adds,
+                    builder.add(x, builder.mul(first, x_stride)), x_stride, code.offset(scales, first), weights,
+                    layer[PADDED_INPUTS], *details,
+                    code.offset(y, builder.add(builder.mul(first, y_stride), output)), y_stride, floor, adds,
                 ]  # fmt: skip
                 builder.call(kernels.function(product_name(kind, count)), arguments)
 
@@ -273,17 +268,11 @@ def linear(
             with code.loop(whole, MOST_ROWS) as first:
                 block_of_rows(first, MOST_ROWS)
             done = code.variable(whole)
-            builder.store(whole, done)
             for count in (4, 2, 1):
                 first = builder.load(done)
                 with builder.if_then(builder.icmp_signed("<=", code.size(count), builder.sub(rows, first))):
                     block_of_rows(first, count)
                     builder.store(builder.add(first, code.size(count)), done)
-            builder.store(
-                builder.add(builder.load(weight), builder.mul(layer[PADDED_INPUTS], code.size(block))), weight
-            )
-            for each in details:
-                builder.store(builder.add(builder.load(each), code.size(4 * STEP)), each)
 
     in_8_bits = builder.icmp_signed("!=", layer[IN_8_BITS], code.size(0))
     with builder.if_else(in_8_bits) as (then, otherwise):
@@ -292,8 +281,7 @@ def linear(
             with code.loop(rows, 1) as number:
                 start = builder.add(x, builder.mul(number, x_stride))
                 largest = builder.call(kernels.function("largest_size"), [start, layer[INPUTS]])
-                smallest = ir.Constant(FLOAT, float(np.float32(SMALLEST)))
-                largest = builder.select(builder.fcmp_ordered("<", largest, smallest), smallest, largest)
+                largest = code.larger(largest, ir.Constant(FLOAT, float(np.float32(SMALLEST))))
                 target = builder.add(integers, builder.mul(number, integers_stride))
                 factor = builder.fdiv(limit, largest)
                 builder.call(kernels.function("rounded"), [start, layer[INPUTS], factor, target])
@@ -301,3 +289,71 @@ def linear(
             products(INTEGERS, integers, integers_stride)
         with otherwise:
             products(REALS, x, x_stride)
+
+
+# --- shortlists -------------------------------------------------------------------------------------------------------
+
+GROUP = INTEGERS.group  # inputs whose weights lie together, in 8 bits
+
+
+@kernel(*[NUMBER] * 6)
+def packed_columns(code: Vectors, columns: Any, count: Any, source: Any, groups: Any, size: Any, target: Any) -> None:
+    """Copies the weights of the outputs `columns` from a packed layer to another packed layer.
+
+    The weights of an output are `groups` groups of inputs. A group has `size` bytes: 2 or 4.
+    """
+    builder = code.builder
+    for kind, number in ((INT, 4), (WIDE, 2)):
+
+        def start(layer: Any, output: Any, number: int = number) -> Any:
+            """Returns the address of the first group of an output."""
+            block, lane = builder.sdiv(output, code.size(LANES)), builder.srem(output, code.size(LANES))
+            first = builder.mul(builder.mul(block, groups), code.size(LANES))
+            return code.offset(layer, builder.add(first, lane), number)
+
+        with builder.if_then(builder.icmp_signed("==", size, code.size(number))), code.loop(count, 1) as index:
+            row, place = start(source, code.load_number(columns, index, ir.IntType(64))), start(target, index)
+            with code.loop(groups, 1) as group:
+                lane = builder.mul(group, code.size(LANES))
+                builder.store(code.load_number(row, lane, kind), code.at(place, lane, kind))
+
+
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER)
+def selected(code: Vectors, columns: Any, count: Any, x: Any, y: Any) -> None:
+    """Writes the 32-bit numbers of x with the indices `columns` to y."""
+    with code.loop(count, 1) as index:
+        place = code.load_number(columns, index, ir.IntType(64))
+        code.builder.store(code.load_number(x, place, INT), code.at(y, index, INT))
+
+
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER)
+def filled(code: Vectors, y: Any, first: Any, end: Any, bits: Any) -> None:
+    """Writes a 32-bit number to y at the indices from `first` to `end` - 1."""
+    builder = code.builder
+    with code.loop(builder.sub(end, first), 1) as index:
+        builder.store(builder.trunc(bits, INT), code.at(y, builder.add(first, index), INT))
+
+
+MINUS_INFINITY = 0xFF800000  # the bits of -inf
+
+
+@inner
+def pack_shortlist(output: Array, columns: Array, row: Array) -> None:
+    """Packs the output projection of the target pieces `columns` for a slot of the search.
+
+    `output` and `row` are rows of tables of linear layers: the projection to all pieces, and the projection of the
+    slot, whose memory gets the packed projection. Padding outputs in the last block have the bias -inf, so the search
+    never chooses these outputs. The padding outputs keep old weights, which are finite.
+    """
+    count, address = len(columns), columns.ctypes.data
+    size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    row[PADDED_OUTPUTS] = size
+    groups, group_size = row[PADDED_INPUTS], 4
+    if row[IN_8_BITS]:
+        groups, group_size = groups // GROUP, GROUP
+    packed_columns(address, count, output[WEIGHT], groups, group_size, row[WEIGHT])
+    for column in (SCALES, CORRECTIONS, BIASES):
+        selected(address, count, output[column], row[column])
+    filled(row[SCALES], count, size, 0)
+    filled(row[CORRECTIONS], count, size, 0)
+    filled(row[BIASES], count, size, MINUS_INFINITY)

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
-from nmtkit.translation.engines.compiled_code import inner
+from nmtkit.translation.engines.compiled_code import Array, inner
 from nmtkit.translation.engines.compiled_kernels import OUTPUTS, block_maxima, exponentials
-from nmtkit.translation.engines.compiled_model import Array
 
 INFINITY = np.inf
 SPACE, LINE_FEED = 32, 10
@@ -115,19 +114,18 @@ def list_of(ragged: Ragged, index: int) -> Array:
 
 @inner
 def forbid_pieces(logits: Array, pieces: Array, columns: Array) -> None:
-    """Forbids sorted target pieces. Column i of the logits is piece columns[i], or piece i if `columns` is empty."""
+    """Forbids sorted target pieces. Column i of the logits is piece columns[i], or piece i if `columns` is empty.
+
+    `columns` is sorted, too.
+    """
     if not len(columns):
         for piece in pieces:
             logits[piece] = -INFINITY
-    for column in range(len(columns) if len(pieces) else 0):
-        low, high = 0, len(pieces) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if pieces[middle] < columns[column]:
-                low = middle + 1
-            else:
-                high = middle
-        if pieces[low] == columns[column]:
+    place = 0
+    for column in range(len(columns)):
+        while place < len(pieces) and pieces[place] < columns[column]:
+            place += 1
+        if place < len(pieces) and pieces[place] == columns[column]:
             logits[column] = -INFINITY
 
 

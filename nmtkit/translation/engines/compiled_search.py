@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
-from nmtkit.translation.engines.compiled_code import compiled, inner
+from nmtkit.translation.engines.compiled_code import Array, compiled, inner
 from nmtkit.translation.engines.compiled_kernels import (
     OUTPUTS,
     block_maxima,
@@ -22,8 +22,8 @@ from nmtkit.translation.engines.compiled_kernels import (
     sum_of_exponentials,
     taken,
 )
-from nmtkit.translation.engines.compiled_model import NO_FLOOR, SSRU, Array, encode, record, step
-from nmtkit.translation.engines.compiled_products import linear
+from nmtkit.translation.engines.compiled_model import NO_FLOOR, encode, record, step
+from nmtkit.translation.engines.compiled_products import filled, linear, pack_shortlist
 from nmtkit.translation.engines.compiled_rules import (
     INFINITY,
     AvoidedTexts,
@@ -36,7 +36,6 @@ from nmtkit.translation.engines.compiled_rules import (
     forbid_text,
     list_of,
 )
-from nmtkit.translation.engines.compiled_shortlists import filled, pack_shortlist
 
 kernels.build()  # Numba links the functions below with the kernels
 
@@ -70,10 +69,10 @@ class SearchState(NamedTuple):
     """
 
     models: Array  # records MODEL
-    spaces: Array  # records SPACE, one for each model, like `caches` and `outputs`
+    spaces: Array  # records SPACE, one for each model, like `caches`
     caches: Array  # records CACHE
-    outputs: Array  # records OUTPUT; unused without shortlists
-    tables: Array  # models x slots x columns of `compiled_products.linear`: packed output projections of shortlists
+    outputs: Array  # models x columns of `compiled_products.linear`: output projections
+    tables: Array  # models x slots x these columns: packed output projections of shortlists
     slots: Array  # records SLOT
     rows: Array  # records ROW: the rows of a step
     before: Array  # slots x beam: log probabilities of the open hypotheses
@@ -157,11 +156,9 @@ def search(state: SearchState, sentences: SourceSentences, results: Results, set
             columns = (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS
             for index in range(models):
                 space, logits = state.spaces[index], state.logits[index]
-                table, layer = state.models[index].linears, state.models[index].output
-                if has_shortlists:
-                    table, layer = state.tables[index].ctypes.data, slot
+                table = state.tables[index, slot] if has_shortlists else state.outputs[index]
                 linear(
-                    table, layer, part, space.x + 4 * space.width * first, 4 * space.width, space.rounded,
+                    table.ctypes.data, 0, part, space.x + 4 * space.width * first, 4 * space.width, space.rounded,
                     space.rounded_width, space.scales, logits.ctypes.data, logits.shape[1], NO_FLOOR, 0,
                 )  # fmt: skip
             continue_rows(state, sentences, settings, first, part, vocabulary, columns)
@@ -183,7 +180,7 @@ def fill_slots(state: SearchState, sentences: SourceSentences, settings: Setting
             state.newest[slot, i], state.parents[slot, i] = BOS, i if settings.sampling else 0
         columns = list_of(sentences.columns, sentence)
         for index in range(len(state.models) if len(columns) else 0):
-            pack_shortlist(state.outputs[index], columns, state.tables[index], slot)
+            pack_shortlist(state.outputs[index], columns, state.tables[index, slot])
 
 
 @inner
@@ -218,21 +215,7 @@ def collect_rows(state: SearchState, sentences: SourceSentences, settings: Setti
                     row.recorded = recorded + recorded_size * place
                     filled(row.recorded, 0, size, 0)
                 count += 1
-    for index in range(len(state.models)):
-        if state.models[index].self_attention >= SSRU and count:
-            clear_states(state, index, count)
     return count
-
-
-@inner
-def clear_states(state: SearchState, index: int, count: int) -> None:
-    """Sets the states of new hypotheses to 0."""
-    model, cache = state.models[index], state.caches[index]
-    for row in range(count):
-        newest = state.rows[row]
-        for layer in range(model.decoder_layers if newest.length == 0 else 0):
-            first = 4 * model.width * (2 * cache.hypotheses * layer + newest.parent)
-            filled(cache.states + first, 0, model.width, 0)
 
 
 @inner

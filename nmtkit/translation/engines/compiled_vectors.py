@@ -6,7 +6,7 @@ every processor. Addresses are integers, because the address of a part of an arr
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,18 +17,19 @@ from numba.core import cgutils
 LANES = 16
 BYTE, WIDE, INT, FLOAT, SIZE = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.IntType(64)
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
-FIRST = ir.Constant(INTS, [0] * LANES)  # a shuffle that copies the first lane to all lanes
 LOG2_E = 1.4426950408889634
-# Coefficients of a polynomial for 2 ** x on [0, 1), lowest power first, with a relative error below 2e-7. They come
-# from a Chebyshev interpolation.
-POWER = np.polynomial.Chebyshev.interpolate(np.exp2, 6, (0.0, 1.0)).convert(kind=np.polynomial.Polynomial).coef
+
+
+def coefficients(function: Callable[[Any], Any], degree: int) -> Any:
+    """Returns the coefficients of a polynomial for a function on [0, 1], from a Chebyshev interpolation."""
+    chebyshev = np.polynomial.Chebyshev.interpolate(function, degree, (0.0, 1.0))
+    return chebyshev.convert(kind=np.polynomial.Polynomial).coef
+
+
+# Coefficients of polynomials, lowest power first.
+POWER = coefficients(np.exp2, 6)  # 2 ** x, with a relative error below 2e-7
+LOGARITHM = coefficients(lambda x: np.log1p(x) / x, 9)  # log(1 + x) / x, with a relative error below 1e-7
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-# coefficients of a polynomial for log(1 + x) / x on (0, 1], with a relative error below 1e-7
-LOGARITHM = (
-    np.polynomial.Chebyshev.interpolate(lambda x: np.log1p(x) / x, 9, (0.0, 1.0))
-    .convert(kind=np.polynomial.Polynomial)
-    .coef
-)
 
 
 def integers(value: int) -> Any:
@@ -55,15 +56,17 @@ class Vectors:
         """Returns a pointer to element `index` of an array of type `kind` that begins at an address."""
         return self.builder.gep(self.builder.inttoptr(address, kind.as_pointer()), [index])
 
+    def vector_at(self, address: Any, index: Any, kind: ir.VectorType) -> Any:
+        """Returns a pointer to a vector that begins with element `index` of an array of the vector's numbers."""
+        return self.builder.bitcast(self.at(address, index, kind.element), kind.as_pointer())
+
     def load(self, address: Any, index: Any, kind: Any = FLOAT, lanes: int = LANES) -> Any:
-        pointer = self.builder.bitcast(self.at(address, index, kind), ir.VectorType(kind, lanes).as_pointer())
-        loaded = self.builder.load(pointer)
+        loaded = self.builder.load(self.vector_at(address, index, ir.VectorType(kind, lanes)))
         loaded.align = 1
         return loaded
 
-    def store(self, vector: Any, address: Any, index: Any, kind: Any = FLOAT) -> None:
-        pointer = self.builder.bitcast(self.at(address, index, kind), vector.type.as_pointer())
-        self.builder.store(vector, pointer).align = 1
+    def store(self, vector: Any, address: Any, index: Any) -> None:
+        self.builder.store(vector, self.vector_at(address, index, vector.type)).align = 1
 
     def load_number(self, address: Any, index: Any, kind: Any = FLOAT) -> Any:
         loaded = self.builder.load(self.at(address, index, kind))
@@ -75,31 +78,24 @@ class Vectors:
         lanes = ir.Constant(INTS, list(range(LANES)))
         return self.builder.icmp_signed("<", lanes, self.broadcast(self.builder.trunc(count, INT)))
 
-    def load_part(self, address: Any, index: Any, mask: Any, other: Any) -> Any:
-        """Loads the lanes of `mask`. The other lanes get the numbers of the vector `other`."""
-        pointer = self.builder.bitcast(self.at(address, index, FLOAT), FLOATS.as_pointer())
-        kind = ir.FunctionType(FLOATS, [FLOATS.as_pointer(), INT, mask.type, FLOATS])
-        function = self.declared(f"llvm.masked.load.v{LANES}f32.p0", kind)
-        return self.builder.call(function, [pointer, ir.Constant(INT, 1), mask, other])
-
-    def store_part(self, vector: Any, address: Any, index: Any, mask: Any) -> None:
-        pointer = self.builder.bitcast(self.at(address, index, FLOAT), FLOATS.as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [FLOATS, FLOATS.as_pointer(), INT, mask.type])
-        function = self.declared(f"llvm.masked.store.v{LANES}f32.p0", kind)
-        self.builder.call(function, [vector, pointer, ir.Constant(INT, 1), mask])
-
     def read(self, address: Any, index: Any, mask: Any, other: Any = None) -> Any:
-        """Loads a complete part of a row if `mask` is None, otherwise the lanes of `mask` (see `load_part`)."""
+        """Loads a complete part of a row if `mask` is None, otherwise the lanes of `mask`.
+
+        The lanes outside the mask get the numbers of the vector `other`, or 0.
+        """
         if mask is None:
             return self.load(address, index)
-        return self.load_part(address, index, mask, self.constant(0) if other is None else other)
+        pointer = self.vector_at(address, index, FLOATS)
+        other = self.constant(0) if other is None else other
+        return self.call(f"llvm.masked.load.v{LANES}f32.p0", FLOATS, pointer, ir.Constant(INT, 1), mask, other)
 
     def write(self, vector: Any, address: Any, index: Any, mask: Any) -> None:
         """Stores a complete part of a row if `mask` is None, otherwise the lanes of `mask`."""
         if mask is None:
             self.store(vector, address, index)
         else:
-            self.store_part(vector, address, index, mask)
+            pointer = self.vector_at(address, index, FLOATS)
+            self.call(f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), vector, pointer, ir.Constant(INT, 1), mask)
 
     def offset(self, address: Any, numbers: Any, size: int = 4) -> Any:
         """Returns the address that is `numbers` x `size` bytes after an address."""
@@ -108,17 +104,18 @@ class Vectors:
     def broadcast(self, number: Any) -> Any:
         kind = ir.VectorType(number.type, LANES)
         vector = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(INT, 0))
-        return self.builder.shuffle_vector(vector, ir.Constant(kind, ir.Undefined), FIRST)
+        return self.builder.shuffle_vector(vector, ir.Constant(kind, ir.Undefined), integers(0))
 
     # --- arithmetic ---
 
-    def declared(self, name: str, kind: ir.FunctionType) -> Any:
-        return cgutils.get_or_insert_function(self.builder.module, kind, name)
+    def call(self, name: str, result: Any, *arguments: Any) -> Any:
+        """Calls an intrinsic function of LLVM with its full name, such as "llvm.sqrt.f32"."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
 
     def apply(self, name: str, *vectors: Any) -> Any:
         """Calls an intrinsic function of LLVM for vectors of fp32, such as "fma"."""
-        kind = ir.FunctionType(FLOATS, [FLOATS] * len(vectors))
-        return self.builder.call(self.declared(f"llvm.{name}.v{LANES}f32", kind), vectors)
+        return self.call(f"llvm.{name}.v{LANES}f32", FLOATS, *vectors)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """Returns x * y + z, rounded once."""
@@ -134,16 +131,17 @@ class Vectors:
         exp(x) is 2 ** n times a polynomial of the rest, and 2 ** n is made from the bits of its exponent.
         """
         builder = self.builder
-        z = builder.fmul(x, self.constant(LOG2_E))
-        z = builder.select(builder.fcmp_ordered("<", z, self.constant(-126)), self.constant(-126), z)
+        z = self.larger(builder.fmul(x, self.constant(LOG2_E)), self.constant(-126))
         whole = self.apply("floor", z)
-        rest = builder.fsub(z, whole)
-        result = self.constant(POWER[-1])
-        for coefficient in POWER[-2::-1]:
-            result = self.fma(result, rest, self.constant(coefficient))
-        exponent = builder.add(builder.fptosi(whole, INTS), ir.Constant(INTS, [127] * LANES))
-        bits = builder.shl(exponent, ir.Constant(INTS, [23] * LANES))
-        return builder.fmul(result, builder.bitcast(bits, FLOATS))
+        exponent = builder.add(builder.fptosi(whole, INTS), integers(127))
+        power = builder.bitcast(builder.shl(exponent, integers(23)), FLOATS)
+        return builder.fmul(self.polynomial(POWER, builder.fsub(z, whole)), power)
+
+    def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:
+        result = self.constant(coefficients[-1])
+        for coefficient in coefficients[-2::-1]:
+            result = self.fma(result, x, self.constant(coefficient))
+        return result
 
     def sigmoid(self, x: Any) -> Any:
         """Returns 1 / (1 + exp(-x))."""
@@ -160,11 +158,8 @@ class Vectors:
         builder, size = self.builder, self.apply("fabs", x)
         one = self.constant(1)
         t = builder.fdiv(one, self.fma(self.constant(0.3275911), size, one))
-        result = self.constant(ERF[-1])
-        for coefficient in ERF[-2::-1]:
-            result = self.fma(result, t, self.constant(coefficient))
         power = self.exponential(builder.fneg(builder.fmul(size, size)))
-        result = builder.fsub(one, builder.fmul(builder.fmul(result, t), power))
+        result = builder.fsub(one, builder.fmul(builder.fmul(self.polynomial(ERF, t), t), power))
         return builder.select(builder.fcmp_ordered("<", x, self.constant(0)), builder.fneg(result), result)
 
     def logarithm(self, x: Any) -> Any:
@@ -177,10 +172,8 @@ class Vectors:
         exponent = builder.sub(builder.lshr(bits, integers(23)), integers(127))
         mantissa = builder.bitcast(builder.or_(builder.and_(bits, integers(0x7FFFFF)), integers(0x3F800000)), FLOATS)
         rest = builder.fsub(mantissa, self.constant(1))
-        result = self.constant(LOGARITHM[-1])
-        for coefficient in LOGARITHM[-2::-1]:
-            result = self.fma(result, rest, self.constant(coefficient))
-        result = self.fma(builder.sitofp(exponent, FLOATS), self.constant(math.log(2)), builder.fmul(result, rest))
+        result = builder.fmul(self.polynomial(LOGARITHM, rest), rest)
+        result = self.fma(builder.sitofp(exponent, FLOATS), self.constant(math.log(2)), result)
         small = builder.fcmp_ordered("<", x, self.constant(2.0**-126))
         return builder.select(small, self.constant(-math.inf), result)
 
@@ -229,3 +222,28 @@ def for_parts(code: Vectors, size: Any, body: Callable[[Any, Any], None]) -> Non
     rest = builder.sub(size, whole)
     with builder.if_then(builder.icmp_signed(">", rest, code.size(0)), likely=False):
         body(whole, code.mask(rest))
+
+
+def write_each(code: Vectors, size: Any, rows: Sequence[Any], function: Callable[..., Any], y: Any) -> None:
+    """Writes function(a, b, …) for the numbers a, b, … at each index of `rows` to the row y.
+
+    All rows, which are addresses, have `size` numbers.
+    """
+
+    def part(index: Any, mask: Any) -> None:
+        code.write(function(*(code.read(row, index, mask) for row in rows)), y, index, mask)
+
+    for_parts(code, size, part)
+
+
+def fold(code: Vectors, size: Any, x: Any, function: Callable[[Any], Any], combine: Callable[[Any, Any], Any]) -> Any:
+    """Returns a vector that combines function(a) of all numbers a of the row x in each lane, beginning with 0."""
+    result, zero = code.variable(code.constant(0)), code.constant(0)
+
+    def part(index: Any, mask: Any) -> None:
+        values = function(code.read(x, index, mask))
+        values = values if mask is None else code.builder.select(mask, values, zero)
+        code.builder.store(combine(code.builder.load(result), values), result)
+
+    for_parts(code, size, part)
+    return code.builder.load(result)

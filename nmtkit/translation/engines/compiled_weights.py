@@ -1,7 +1,5 @@
 """The weights of a Transformer in the form that compiled code reads: packed arrays, and tables of their addresses."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,9 +15,8 @@ from nmtkit.models.layers.prepack import Precision
 from nmtkit.models.layers.relative_positions import Rotary
 from nmtkit.translation.engines import compiled_model as compiled
 from nmtkit.translation.engines import compiled_products as products
-from nmtkit.translation.engines import compiled_shortlists as shortlists
+from nmtkit.translation.engines.compiled_code import Array
 from nmtkit.translation.engines.compiled_kernels import GELU, RELU, SWISH
-from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_vectors import LANES
 
 ACTIVATIONS = {"relu": RELU, "gelu": GELU, "swish": SWISH}
@@ -45,7 +42,7 @@ class WeightTables:
         The number of outputs is padded to a multiple of OUTPUTS. Padding outputs get the bias `missing`.
         """
         if weight is None:
-            self.linears.append([0] * 8)
+            self.linears.append([0] * products.COLUMNS)
             return
         outputs, inputs = weight.shape
         size = products.packed_size(outputs)
@@ -72,34 +69,30 @@ class WeightTables:
         biases = np.zeros_like(gains) if module.bias is None else array(module.bias.detach().float())
         self.norms.append([self.kept(gains), self.kept(biases), len(gains)])
 
-    def feed_forward(self, module: nn.Module | None) -> None:
-        for part in (module.fc1, module.fc2) if isinstance(module, FeedForward) else (None, None):
-            self.module(part)
+    def modules(self, *modules: nn.Linear | None) -> None:
+        """Appends linear layers, with a row of zeros for None."""
+        for module in modules:
+            self.linear(*(None, None) if module is None else (module.weight, module.bias))
 
     def ssru(self, module: SSRU) -> None:
         weight, bias = torch.cat([module.proj.weight, module.forget_proj.weight]), module.forget_proj.bias
         zeros = torch.zeros(len(module.proj.weight))
         self.linear(weight, torch.cat([zeros, zeros if bias is None else bias.detach().float()]))
-        for _ in range(3):
-            self.module(None)
+        self.modules(None, None, None)
 
-    def average(self, module: AverageAttention) -> None:
-        self.feed_forward(module.feed_forward)
-        self.module(module.input_gate if module.gate is None else module.gate)
-        self.module(module.average_gate)
 
-    def module(self, module: nn.Linear | None) -> None:
-        self.linear(*(None, None) if module is None else (module.weight, module.bias))
+def parts(module: nn.Module | None) -> tuple[nn.Linear | None, nn.Linear | None]:
+    """Returns the linear layers of a feed-forward network."""
+    return (module.fc1, module.fc2) if isinstance(module, FeedForward) else (None, None)
 
 
 def model_of(model: Transformer, precision: Precision) -> tuple[Array, WeightTables]:
     """Returns the record MODEL of a model, without tables of positions, and the weights to which the record points."""
     tables, config = WeightTables(precision), model.config
     for layer in model.encoder:
-        assert isinstance(layer.self_attention, SelfAttention)
-        tables.module(layer.self_attention.qkv_proj)
-        tables.module(layer.self_attention.out_proj)
-        tables.feed_forward(layer.feed_forward)
+        own = layer.self_attention
+        assert isinstance(own, SelfAttention)
+        tables.modules(own.qkv_proj, own.out_proj, *parts(layer.feed_forward))
         for module in (layer.self_attention_norm, None, layer.feed_forward_norm, None, None):
             tables.norm(module)
     for decoder in model.decoder:
@@ -110,14 +103,12 @@ def model_of(model: Transformer, precision: Precision) -> tuple[Array, WeightTab
             tables.ssru(attention)
             norms = [attention.norm, attention.forget_norm]
         elif isinstance(attention, AverageAttention):
-            tables.average(attention)
+            gate = attention.input_gate if attention.gate is None else attention.gate
+            tables.modules(*parts(attention.feed_forward), gate, attention.average_gate)
         else:
             assert isinstance(attention, SelfAttention)
-            for linear in (attention.qkv_proj, attention.out_proj, None, None):
-                tables.module(linear)
-        for projection in (cross.q_proj, cross.kv_proj, cross.out_proj):
-            tables.module(projection)
-        tables.feed_forward(decoder.feed_forward)
+            tables.modules(attention.qkv_proj, attention.out_proj, None, None)
+        tables.modules(cross.q_proj, cross.kv_proj, cross.out_proj, *parts(decoder.feed_forward))
         last = None if decoder.feed_forward is None else decoder.feed_forward_norm
         for part in (decoder.self_attention_norm, decoder.cross_attention_norm, last, *norms):
             tables.norm(part)
@@ -129,7 +120,6 @@ def model_of(model: Transformer, precision: Precision) -> tuple[Array, WeightTab
     facts = {
         "linears": tables.kept(np.array(tables.linears, np.int64)),
         "norms": tables.kept(np.array(tables.norms, np.int64)),
-        "output": len(tables.linears) - 1,
         "width": config.d_model,
         "heads": config.heads,
         "inner": config.d_ff if config.decoder_ffn == "all" else 0,
@@ -177,35 +167,6 @@ def position_tables(model: Transformer, length: int) -> dict[str, Array]:
         angles = Rotary(config.key_width, config.rotary_base).angles(torch.arange(size))
         named["turns"] = torch.cat([angles.cos(), angles.sin()], -1)
     return {name: array(table.float()) for name, table in named.items()}
-
-
-def group_type(precision: Precision) -> Any:
-    """Returns the type of integers that hold the weights of one output for a group of inputs."""
-    if precision != "int8":
-        return np.int32
-    return {4: np.int32, 2: np.int16}[products.INTEGERS.group]
-
-
-def output_of(model: Transformer, precision: Precision) -> tuple[Array, list[Array]]:
-    """Returns the record OUTPUT (weights of each target piece, for shortlists), and the arrays to which it points."""
-    output = model.output_projection
-    weight, scale = output.weight.detach().float(), torch.zeros(len(output.weight))
-    if precision == "int8":
-        weight, scale = int8.quantize(weight)
-    inputs = weight.shape[1]
-    whole = np.zeros((len(weight), -(-inputs // LANES) * LANES), array(weight).dtype)
-    whole[:, :inputs] = array(weight)
-    corrections = np.zeros(len(weight), np.int32)
-    if precision == "int8":
-        corrections = (products.INTEGERS.offset * whole.astype(np.int32).sum(1)).astype(np.int32)
-    bias = np.zeros(len(weight), np.float32) if output.bias is None else array(output.bias.detach().float())
-    groups = whole.view(group_type(precision))
-    arrays = [groups, array(scale), corrections, bias]
-    record = np.zeros((), shortlists.OUTPUT)
-    for name, each in zip(("weight", "scales", "corrections", "biases"), arrays, strict=True):
-        record[name] = each.ctypes.data
-    record["groups"], record["size"] = groups.shape[1], groups.itemsize
-    return record, arrays
 
 
 def array(tensor: Tensor) -> Array:

@@ -69,11 +69,13 @@ class EncodedRequests:
         self.inserted = end
         lengths = [len(request.segment.ids) for request in self.requests[:end]]
         first, tokens = sum(lengths[:start]), sum(lengths[start:])
-        taken = []
-        for memory in self.memories:
-            layout = Layout(memory.layout.lengths[start:end], max(lengths[start:]), tokens)
-            taken.append(Packed(memory.values[first : first + tokens], layout))
-        return self.requests[start:end], taken
+        return self.requests[start:end], [
+            Packed(
+                memory.values[first : first + tokens],
+                Layout(memory.layout.lengths[start:end], max(lengths[start:]), tokens),
+            )
+            for memory in self.memories
+        ]
 
 
 class AsyncCopy:
@@ -128,11 +130,10 @@ class SlotsEngine(Engine):
             options, alignment=None, quality=False, mbr=None, source_lang=None, target_lang=None, keep_loops=False
         )
         with self.choosing:
-            free = [slots for slots in self.kept if not slots.in_use]
-            found = next((slots for slots in free if slots.options == search), None)
+            found = next((slots for slots in self.kept if not slots.in_use and slots.options == search), None)
             if found is None:
+                # frees the memory of slots with other options before new slots are made
                 self.kept = [slots for slots in self.kept if slots.in_use]
-                del free  # frees the memory of slots with other options before new slots are made
                 number = max(1, self.loaded.max_tokens // TOKENS_PER_SLOT)
                 found = ContinuousBatching(self.loaded.models, search, number, torch.device(self.loaded.device))
                 self.kept.append(found)
@@ -161,7 +162,7 @@ class ContinuousBatching:
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
         self.in_use = False  # whether a call uses these slots
         self.search: GraphBeamSearch | None = None
-        self.step: StepRunner[CacheLengths] | None = None
+        self.step: StepRunner | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -177,10 +178,6 @@ class ContinuousBatching:
         if self.search is not None:
             self.search.reset()
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.missing)
-
     def decode(self, batches: Iterable[SegmentBatch], polled: bool = False) -> Iterator[tuple[int, BatchHypotheses]]:
         """Yields the number and the hypotheses of each batch as soon as they are ready.
 
@@ -190,17 +187,15 @@ class ContinuousBatching:
         queue = enumerate(batches)
         idle = exhausted = False
         try:
-            while not exhausted or self.busy:
-                while not exhausted and not (idle and self.busy) and len(self.waiting) < self.slots:
+            while not exhausted or self.missing:
+                while not exhausted and not (idle and self.missing) and len(self.waiting) < self.slots:
                     number, batch = next(queue, (-1, None))
                     exhausted, idle = batch is None, not batch
                     if batch:
                         self.enqueue(number, batch)
                     elif batch is not None:
                         yield number, []
-                    else:
-                        break
-                if self.busy:
+                if self.missing:
                     yield from self.advance()
                     idle = idle and not polled
         finally:
@@ -234,14 +229,12 @@ class ContinuousBatching:
 
     def must_grow(self) -> bool:
         """Returns whether the waiting requests need a larger search."""
-        if self.search is None:
-            return True
-        many = len(self.waiting) >= 2 * self.search.slots and self.search.slots < self.affordable
-        return bool(self.waiting) and (many or not self.fits(self.waiting[0].lengths))
-
-    def fits(self, lengths: CacheLengths) -> bool:
         search = self.search
-        return search is not None and lengths.target <= search.capacity and lengths.source <= search.source_capacity
+        if search is None or not self.waiting:
+            return search is None
+        needed, many = self.waiting[0].lengths, len(self.waiting) >= 2 * search.slots
+        fits = needed.target <= search.capacity and needed.source <= search.source_capacity
+        return not fits or (many and search.slots < self.affordable)
 
     def grow(self) -> None:
         """Creates a search for the waiting requests, with no fewer slots than before if memory allows."""

@@ -6,8 +6,7 @@ time to time, the host reads `done`, takes results and inserts new sentences.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -209,7 +208,6 @@ def _expanded(index: Tensor, width: int) -> Tensor:
 
 # --- recorded steps -------------------------------------------------------------------------------------------------
 
-Shape = TypeVar("Shape", bound=Hashable)
 Work = Callable[[], None]
 
 
@@ -253,22 +251,22 @@ class CudaGraphs(Eager):
         return graph.replay
 
 
-class StepRunner(Generic[Shape]):
-    """Runs `step(shape)`. The first run of a shape is a warm-up. The second run records the step.
+class StepRunner:
+    """Runs `step(lengths)`. The first run with some lengths is a warm-up. The second run records the step.
 
     All runs after the warm-up replay the recorded step.
     """
 
-    def __init__(self, step: Callable[[Shape], None], backend: Eager) -> None:
+    def __init__(self, step: Callable[[CacheLengths], None], backend: Eager) -> None:
         self.step, self.backend = step, backend
-        self.recorded: dict[Shape, Work | None] = {}  # None after the warm-up, until the second run
+        self.recorded: dict[CacheLengths, Work | None] = {}  # None after the warm-up, until the second run
 
-    def __call__(self, shape: Shape) -> None:
-        if shape not in self.recorded:
-            self.backend.warm_up(lambda: self.step(shape))
-            self.recorded[shape] = None
+    def __call__(self, lengths: CacheLengths) -> None:
+        if lengths not in self.recorded:
+            self.backend.warm_up(lambda: self.step(lengths))
+            self.recorded[lengths] = None
             return
-        replay = self.recorded[shape]
+        replay = self.recorded[lengths]
         if replay is None:
-            replay = self.recorded[shape] = self.backend.record(lambda: self.step(shape))
+            replay = self.recorded[lengths] = self.backend.record(lambda: self.step(lengths))
         replay()

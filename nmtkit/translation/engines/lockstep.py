@@ -1,12 +1,12 @@
 """Runs the compiled search on batches of segments, with any number of threads."""
 
+import contextlib
+import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,9 @@ from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.text.encoded import Encoded
 from nmtkit.translation.engines import compiled_search as compiled
-from nmtkit.translation.engines.compiled_model import Array
+from nmtkit.translation.engines.compiled_code import Array
 from nmtkit.translation.engines.compiled_rules import Settings
-from nmtkit.translation.engines.compiled_shortlists import OUTPUT
-from nmtkit.translation.engines.compiled_weights import model_of, output_of, position_tables
+from nmtkit.translation.engines.compiled_weights import model_of, position_tables
 from nmtkit.translation.engines.search_memory import (
     MemorySizes,
     SearchMemory,
@@ -48,7 +47,7 @@ class LockstepSearch:
     """The compiled search of one or more models, with copies of their weights."""
 
     def __init__(self, transformers: Sequence[Transformer], precision: Precision, shortlist: Shortlist | None) -> None:
-        self.transformers, self.precision, self.shortlist = transformers, precision, shortlist
+        self.transformers, self.shortlist = transformers, shortlist
         with torch.inference_mode():
             packed = [model_of(each, precision) for each in transformers]
         self.models = np.stack([record for record, _ in packed])
@@ -56,8 +55,6 @@ class LockstepSearch:
         self.linears = [np.array(tables.linears, np.int64) for tables in self.tables]
         self.reserved = [0] * len(transformers)  # number of positions in the tables of each model
         self.extending = threading.Lock()
-        self.process: int | None = None  # id of the process that created `executor`
-        self.executor: ThreadPoolExecutor
         self.free: list[SearchMemory] = []  # memory of earlier searches, for the next searches
 
     def search(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
@@ -69,8 +66,8 @@ class LockstepSearch:
         # A batch begins with its longest segments, and each thread takes a run of successive segments. With n threads,
         # the new order begins with the segments 0, n, 2n, …, so that each thread gets some of the long segments.
         order = [index for first in range(threads) for index in range(first, len(batch), threads)]
-        found = self.searched([batch[index] for index in order], options, threads)
-        return [hypotheses for _, hypotheses in sorted(zip(order, found, strict=True), key=itemgetter(0))]
+        found = dict(zip(order, self.searched([batch[index] for index in order], options, threads), strict=True))
+        return [found[index] for index in range(len(batch))]
 
     def searched(self, batch: SegmentBatch, options: SearchOptions, threads: int) -> BatchHypotheses:
         sources = [len(segment.ids) for segment in batch]
@@ -91,21 +88,16 @@ class LockstepSearch:
             while not compiled.search(worker.state, sentences, results, settings):
                 worker.lengthen()
 
-        self.on_threads(encode, workers, memory, sizes.slots)
-        self.on_threads(decode, workers, memory, sizes.slots)
+        for work in (encode, decode):
+            counter = np.zeros(1, np.int64)
+            for worker in workers:
+                worker.connect(memory, counter, sizes.slots)
+            if threads == 1:
+                work(workers[0])
+            else:
+                list(thread_pool(os.getpid(), torch.get_num_threads()).map(work, workers))
         self.free = [worker for worker in workers if worker.cache_bytes <= KEPT_BYTES]
         return hypotheses_of(sentences, results, float(options.unkpen or 0))
-
-    def on_threads(
-        self, work: Callable[[SearchMemory], None], workers: Sequence[SearchMemory], memory: Sequence[Array], slots: int
-    ) -> None:
-        counter = np.zeros(1, np.int64)
-        for worker in workers:
-            worker.connect(memory, counter, slots)
-        if len(workers) == 1:
-            work(workers[0])
-        else:
-            list(self.pool.map(work, workers))
 
     def sentences(
         self, batch: SegmentBatch, lengths: Sequence[int], options: SearchOptions
@@ -170,14 +162,11 @@ class LockstepSearch:
 
     def memory(self, sizes: MemorySizes) -> SearchMemory:
         """Returns memory for a search. No other thread uses this memory."""
-        try:
+        with contextlib.suppress(IndexError):  # no memory is free
             memory = self.free.pop()
-        except IndexError:
-            memory = None
-        if memory is None or not memory.sizes.suffice(sizes):
-            outputs = self.outputs if sizes.shortlists else np.zeros(len(self.models), OUTPUT)
-            memory = SearchMemory(sizes, self.models, self.linears, outputs)
-        return memory
+            if memory.sizes.suffice(sizes):
+                return memory
+        return SearchMemory(sizes, self.models, self.linears)
 
     def reserve_positions(self, length: int) -> None:
         """Extends the tables of positions to `length`, the longest source or output of a batch."""
@@ -189,29 +178,14 @@ class LockstepSearch:
                         self.models[index][name] = self.tables[index].kept(table)
                     self.reserved[index] = min(map(len, tables.values()))
 
-    @cached_property
-    def outputs(self) -> Array:
-        """The output projections of the models, with one row for each target piece.
 
-        A search with a shortlist copies the rows of the pieces in the shortlist.
-        """
-        records = []
-        for transformer, tables in zip(self.transformers, self.tables, strict=True):
-            with torch.inference_mode():
-                record, arrays = output_of(transformer, self.precision)
-            tables.arrays += arrays
-            records.append(record)
-        return np.stack(records)
+@functools.cache
+def thread_pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Returns threads that search at the same time. Compiled functions release the GIL.
 
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads that search at the same time. Compiled functions release the GIL.
-
-        A forked process makes new threads, because it has none of the threads of its parent.
-        """
-        if self.process != os.getpid():
-            self.process, self.executor = os.getpid(), ThreadPoolExecutor(torch.get_num_threads(), "numba")
-        return self.executor
+    A forked process makes new threads, because it has none of the threads of its parent. `process` is its id.
+    """
+    return ThreadPoolExecutor(threads, "numba")
 
 
 def settings_of(options: SearchOptions) -> Settings:

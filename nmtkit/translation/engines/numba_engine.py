@@ -65,7 +65,8 @@ class NumbaEngine(Engine):
         super().__init__(config, loaded)
         self.precision = loaded.precision_of("numba", ensembles=True)
         self.same_hypotheses = self.precision == "fp32"
-        require()
+        if not machine_code.installed():
+            raise ImportError("--engine numba needs the package numba: pip install 'nmtkit[numba]'")
         paths = [*loaded.paths, *[Path("the model")] * len(loaded.models)]
         self.transformers = [supported(model, path) for model, path in zip(loaded.models, paths, strict=False)]
         self.lockstep: LockstepSearch | None = None  # set by `prepare`
@@ -128,9 +129,3 @@ def compile_search() -> None:
     precisions: tuple[Precision, ...] = ("fp32", "int8")
     for precision in precisions:
         LockstepSearch([model], precision, None).search([Segment([EOS])], SearchOptions())
-
-
-def require() -> None:
-    """Raises ImportError with the install command if the package numba is missing."""
-    if not machine_code.installed():
-        raise ImportError("--engine numba needs the package numba: pip install 'nmtkit[numba]'")

@@ -4,7 +4,6 @@ Compiled functions get these arrays, and records with the addresses of arrays.
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,15 +12,14 @@ import numpy as np
 
 from nmtkit.translation.engines import compiled_model as model
 from nmtkit.translation.engines import compiled_search as compiled
+from nmtkit.translation.engines.compiled_code import Array
 from nmtkit.translation.engines.compiled_kernels import OUTPUTS
-from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_products import (
     BIASES,
     BYTES_OF_INPUT,
     COLUMNS,
     CORRECTIONS,
     IN_8_BITS,
-    INPUTS,
     PADDED_INPUTS,
     PADDED_OUTPUTS,
     SCALES,
@@ -60,14 +58,13 @@ def empty_lists(number: int, dtype: Any) -> Ragged:
 def avoided_texts(texts: Sequence[AvoidedText]) -> AvoidedTexts:
     if not texts:
         return NO_TEXTS
-    vocabularies = list({id(text.pieces): text.pieces for text in texts}.values())
+    vocabularies = tuple(dict.fromkeys(text.pieces for text in texts))
     starts = np.cumsum([0, *(len(pieces.texts) for pieces in vocabularies)])
-    first = {id(pieces): start for pieces, start in zip(vocabularies, starts.tolist(), strict=False)}
     return AvoidedTexts(
         ragged([np.frombuffer(text.text, np.uint8) for text in texts], np.uint8),
         ragged([each for text in texts for each in pieces_of(text)]),
-        spelled(vocabularies[0]) if len(vocabularies) == 1 else joined(list(map(spelled, vocabularies))),
-        np.array([first[id(text.pieces)] for text in texts]),
+        spelled(vocabularies),
+        np.array([starts[vocabularies.index(text.pieces)] for text in texts]),
     )
 
 
@@ -83,13 +80,9 @@ def pieces_of(text: AvoidedText) -> list[Array]:
 
 
 @functools.lru_cache(maxsize=8)
-def spelled(pieces: PieceTexts) -> Ragged:
-    return ragged([np.frombuffer(text, np.uint8) for text in pieces.texts], np.uint8)
-
-
-def joined(parts: Sequence[Ragged]) -> Ragged:
-    """Returns the lists of all parts in order, as a single `Ragged`."""
-    return ragged([part.values[a:b] for part in parts for a, b in itertools.pairwise(part.starts)], np.uint8)
+def spelled(vocabularies: tuple[PieceTexts, ...]) -> Ragged:
+    """Returns the bytes of the pieces of all vocabularies, in order."""
+    return ragged([np.frombuffer(text, np.uint8) for pieces in vocabularies for text in pieces.texts], np.uint8)
 
 
 NO_BYTES = ragged([], np.uint8)
@@ -132,10 +125,10 @@ def rounded(size: int) -> int:
 class SearchMemory:
     """Memory of the searches of one thread.
 
-    `models` are records MODEL, `linears` are the tables of linear layers of these models, `outputs` are records OUTPUT.
+    `models` are records MODEL, `linears` are the tables of linear layers of these models.
     """
 
-    def __init__(self, sizes: MemorySizes, models: Array, linears: Sequence[Array], outputs: Array) -> None:
+    def __init__(self, sizes: MemorySizes, models: Array, linears: Sequence[Array]) -> None:
         self.sizes, self.models = sizes, models
         self.arrays: list[Array] = []  # arrays whose addresses are in records
         slots, beam, number = sizes.slots, sizes.beam, len(models)
@@ -145,10 +138,11 @@ class SearchMemory:
         self.everything = np.arange(sizes.positions)
         for index, table in enumerate(linears):
             self.make_space(spaces[index], models[index], table)
-        tables = np.zeros((number, slots if sizes.shortlists else 0, COLUMNS), np.int64)
-        for table, whole, output in zip(tables, linears, outputs, strict=True):
+        tables = integers(number, slots if sizes.shortlists else 0, COLUMNS)
+        outputs = np.stack([table[-1] for table in linears])
+        for table, output in zip(tables, outputs, strict=True):
             for row in table:
-                self.make_shortlist(row, whole[-1], output)
+                self.make_shortlist(row, output)
         self.state = compiled.SearchState(
             models=models, spaces=spaces, caches=caches, outputs=outputs, tables=tables,
             slots=self.slots, rows=np.zeros(sizes.hypotheses, model.ROW),
@@ -169,6 +163,7 @@ class SearchMemory:
             layers, width = int(record["decoder_layers"]), int(record["width"])
             caches[index]["hypotheses"] = sizes.hypotheses
             caches[index]["states"] = self.kept((layers, 2, sizes.hypotheses if recurrent else 0, width), np.float32)
+            caches[index]["zeros"] = self.kept((width,), np.float32)
             size = 0 if recurrent else sizes.hypotheses * STEPS
             self.caches.append(np.empty((layers, size, 2 * width), np.float32))
         self.write_addresses()
@@ -196,15 +191,13 @@ class SearchMemory:
         space["weights"] = self.kept((int(record["heads"]), self.sizes.positions + LANES), np.float32)
         space["everything"] = self.everything.ctypes.data
 
-    def make_shortlist(self, row: Array, whole: Array, output: Array) -> None:
-        """Allocates the output projection of a shortlist for a slot. `whole` describes the projection to all pieces."""
+    def make_shortlist(self, row: Array, output: Array) -> None:
+        """Allocates the output projection of a shortlist for a slot. `output` is the projection to all pieces."""
         size = packed_size(self.sizes.vocabulary)
-        row[[INPUTS, PADDED_INPUTS, IN_8_BITS]] = whole[[INPUTS, PADDED_INPUTS, IN_8_BITS]]
-        group = {2: np.int16, 4: np.int32}[int(output["size"])]
-        row[WEIGHT] = self.kept((size // LANES, int(output["groups"]), LANES), group)
-        row[SCALES] = self.kept((size,), np.float32)
-        row[CORRECTIONS] = self.kept((size,), np.int32)
-        row[BIASES] = self.kept((size,), np.float32)
+        row[:] = output
+        row[WEIGHT] = self.kept((size, int(row[PADDED_INPUTS])), np.int8 if row[IN_8_BITS] else np.float32)
+        for column, kind in ((SCALES, np.float32), (CORRECTIONS, np.int32), (BIASES, np.float32)):
+            row[column] = self.kept((size,), kind)
 
     @property
     def cache_bytes(self) -> int:
@@ -270,7 +263,7 @@ def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> 
         scores=np.full((number, nbest), -np.inf),
         log_probabilities=np.full((number, nbest), -np.inf),
         lengths=integers(number, nbest),
-        order=np.tile(np.arange(nbest), (number, 1)) if nbest > 1 else integers(number, 1),
+        order=integers(number, nbest) + np.arange(nbest),
         tokens=np.zeros((number, nbest, longest), np.int32),
         gains=np.zeros((number if with_gains else 0, nbest, longest)),
         attention=Ragged(np.empty(int(starts[-1]), np.float32), starts),
@@ -284,8 +277,6 @@ def encoding_groups(starts: Array, threads: int) -> Array:
     """
     size = min(compiled.ENCODED, -(-int(starts[-1]) // threads))
     groups, number = [0], len(starts) - 1
-    if starts[-1] <= size:
-        return np.array([0, number])
     while groups[-1] < number:
         end = int(np.searchsorted(starts, starts[groups[-1]] + size))
         groups.append(min(max(end, groups[-1] + 1), number))

@@ -79,13 +79,10 @@ class RequiredTextSelector(Selector):
 
     def useful_tokens(self) -> Tensor:
         """Returns the tokens that begin or continue a required text, padded with NONE: B R tokens."""
-        lists = [
-            [automaton.useful(state) for state in states]
-            for automaton, states in zip(self.automata, self.states, strict=True)
-        ]
-        width = max(len(tokens) for rows in lists for tokens in rows)
-        padded = [[tokens + [NONE] * (width - len(tokens)) for tokens in rows] for rows in lists]
-        return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.group, width)
+        lists = [automaton.useful(state) for automaton, state in self.rows()]
+        width = max(map(len, lists))
+        padded = [tokens + [NONE] * (width - len(tokens)) for tokens in lists]
+        return torch.tensor(padded, dtype=torch.int64).view(len(self.states), self.group, width)
 
     def after(self, tokens: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the effect of each candidate token on the required texts of its hypothesis.
@@ -94,20 +91,18 @@ class RequiredTextSelector(Selector):
         still needs after the candidate. The second result [B, R, C] is its bank: the progress by which `round_robin`
         groups hypotheses. Both are 0 for candidates that are not `possible`.
         """
-        values = [
-            [
-                [
-                    automaton.facts(automaton.next(state, token)) if allowed else (0, 0)
-                    for token, allowed in zip(*row, strict=True)
-                ]
-                for state, *row in zip(states, *rows, strict=True)
-            ]
-            for automaton, states, *rows in zip(
-                self.automata, self.states, tokens.tolist(), possible.tolist(), strict=True
-            )
-        ]
-        remaining, banks = torch.tensor(values).unbind(3)
+        facts = []
+        candidates = tokens.flatten(0, 1).tolist(), possible.flatten(0, 1).tolist()
+        for (automaton, state), *row in zip(self.rows(), *candidates, strict=True):
+            for token, allowed in zip(*row, strict=True):
+                facts.append(automaton.facts(automaton.next(state, token)) if allowed else (0, 0))
+        remaining, banks = torch.tensor(facts).view(*tokens.shape, 2).unbind(3)
         return remaining, banks
+
+    def rows(self) -> list[tuple[TextAutomaton, int]]:
+        """Returns the automaton and its state for each open hypothesis: N."""
+        pairs = zip(self.automata, self.states, strict=True)
+        return [(automaton, state) for automaton, states in pairs for state in states]
 
     def drop_finished(self, kept: Tensor) -> None:
         self.automata = [self.automata[index] for index in kept.tolist()]

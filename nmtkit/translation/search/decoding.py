@@ -1,12 +1,12 @@
 """Searches one batch with required phrases, scores references, and annotates complete translations."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
@@ -80,29 +80,36 @@ def needs_attention(options: SearchOptions) -> bool:
     return options.alignment is not None or options.replace_unknown
 
 
+@torch.inference_mode()
 def annotated(
     models: Sequence[Architecture], source: Packed, options: SearchOptions, results: BatchHypotheses
 ) -> BatchHypotheses:
     """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them.
 
-    Some engines have already added these fields. Such hypotheses stay the same.
+    Some engines have already added these fields. Such hypotheses stay the same. Raises ValueError for attention of an
+    architecture without attention.
     """
-
-    def completed(
-        field: str, add: Callable[[Sequence[Architecture], Packed, BatchHypotheses], BatchHypotheses]
-    ) -> BatchHypotheses:
-        missing = [i for i, own in enumerate(results) if any(getattr(each, field) is None for each in own)]
-        if not missing:
-            return results
-        sources = source.select(torch.tensor(missing, device=source.values.device))
-        found = dict(zip(missing, add(models, sources, [results[index] for index in missing]), strict=True))
-        return [found.get(index, own) for index, own in enumerate(results)]
-
     if options.quality and not options.score_reference:
-        results = completed("token_log_probabilities", with_token_log_probabilities)
+        results = _completed("token_log_probabilities", token_log_probabilities, models, source, results)
     if needs_attention(options):
-        results = completed("attention", align)
+        results = _completed("attention", _attention, models, source, results)
     return results
+
+
+def _completed(
+    field: str, compute: Callable[..., list[Any]], models: Sequence[Architecture], source: Packed,
+    results: BatchHypotheses,
+) -> BatchHypotheses:  # fmt: skip
+    """Sets a field of the hypotheses that lack the field. `compute` has the parameters of `token_log_probabilities`."""
+    lacking = [(row, each) for row, own in enumerate(results) for each in own if getattr(each, field) is None]
+    if not lacking:
+        return results
+    sources = source.select(torch.tensor([row for row, _ in lacking], device=source.values.device))
+    values = iter(compute(models, sources, [each.tokens for _, each in lacking]))
+    return [
+        [each if getattr(each, field) is not None else replace(each, **{field: next(values)}) for each in own]
+        for own in results
+    ]
 
 
 @torch.inference_mode()
@@ -145,47 +152,20 @@ def token_log_probabilities(
     return [part.tolist() for part in gained.split([len(ids) for ids in targets])]
 
 
-@torch.inference_mode()
-def with_token_log_probabilities(
-    models: Sequence[Architecture], source: Packed, results: BatchHypotheses
-) -> BatchHypotheses:
-    """Adds the log probability of each token to the hypotheses of each sentence."""
-    owner = [sentence for sentence, hypotheses in enumerate(results) for _ in hypotheses]
-    sources = source.select(torch.tensor(owner, device=source.values.device))
-    outputs = [hypothesis.tokens for hypotheses in results for hypothesis in hypotheses]
-    gained = iter(token_log_probabilities(models, sources, outputs))
-    return [
-        [dataclasses.replace(hypothesis, token_log_probabilities=next(gained)) for hypothesis in hypotheses]
-        for hypotheses in results
-    ]
+def _attention(models: Sequence[Architecture], source: Packed, outputs: Sequence[list[int]]) -> list[list[list[float]]]:
+    """Returns `Hypothesis.attention` of the outputs: the mean cross-attention of heads and models.
 
-
-@torch.inference_mode()
-def align(models: Sequence[Architecture], source: Packed, results: BatchHypotheses) -> BatchHypotheses:
-    """Adds `attention` to the hypotheses of each sentence: the mean cross-attention of heads and models.
-
-    The weights come from layer `layer_index(None, …)`, which aligns words best. Raises ValueError for an architecture
-    without attention.
+    The weights come from layer `layer_index(None, …)`, which aligns words best.
     """
-    owner = [sentence for sentence, hypotheses in enumerate(results) for _ in hypotheses]
-    flat = [hypothesis for hypotheses in results for hypothesis in hypotheses]
-    sources = source.select(torch.tensor(owner, device=source.values.device))
-    inputs = _packed([[BOS, *hypothesis.tokens] for hypothesis in flat], source)
-    weights = torch.stack([_cross_attention(model, sources, inputs) for model in models]).mean(0).cpu()
-    lengths = sources.layout.lengths.tolist()
-    aligned = iter(
-        dataclasses.replace(hypothesis, attention=weights[row, : len(hypothesis.tokens), : lengths[row]].tolist())
-        for row, hypothesis in enumerate(flat)
-    )
-    return [[next(aligned) for _ in hypotheses] for hypotheses in results]
-
-
-def _cross_attention(model: Architecture, source: Packed, inputs: Packed) -> Tensor:
-    """Returns the attention weights from which words are aligned: B L M, in fp32."""
-    layers = model.attention_weights(source, inputs).get("cross")
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no cross-attention, so words cannot be aligned")
-    return layers[layer_index(None, len(layers))].float().mean(1)
+    inputs, each = _packed([[BOS, *ids] for ids in outputs], source), []
+    for model in models:
+        layers = model.attention_weights(source, inputs).get("cross")
+        if not layers:
+            raise ValueError(f"{type(model).__name__} has no cross-attention, so words cannot be aligned")
+        each.append(layers[layer_index(None, len(layers))].float().mean(1))
+    weights = torch.stack(each).mean(0).cpu()  # B L M
+    sizes = zip(weights, outputs, source.layout.lengths.tolist(), strict=True)
+    return [rows[: len(ids), :length].tolist() for rows, ids, length in sizes]
 
 
 def _packed(sentences: list[list[int]], like: Packed) -> Packed:

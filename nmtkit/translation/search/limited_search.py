@@ -31,9 +31,8 @@ from nmtkit.translation.search.types import BatchHypotheses
 # B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in the union of the lists, K pieces
 # in the longest list
 
-Models = Sequence[SearchModel]
 Pieces = npt.NDArray[np.int64]
-SearchFunction = Callable[[Models, Packed, Sequence[Constraints]], BatchHypotheses]
+SearchFunction = Callable[[Sequence[SearchModel], Packed, Sequence[Constraints]], BatchHypotheses]
 
 
 @dataclass
@@ -46,9 +45,6 @@ class Columns:
     pieces: Tensor  # U, sorted
     lists: Tensor  # B K, indices into `pieces`
     absent: Tensor  # bool, B 1 K: columns outside the list of a sentence
-
-    def select(self, sentences: Tensor) -> "Columns":
-        return Columns(self.pieces, self.lists[sentences], self.absent[sentences])
 
     def ids(self, tokens: Tensor) -> Tensor:
         """Returns the ids in the target vocabulary, [N], that the columns `tokens` [N] stand for."""
@@ -78,7 +74,8 @@ class LimitedState(DecoderState):
 
     def drop_finished(self, sentences: Tensor) -> None:
         self.state.drop_finished(sentences)
-        self.columns = self.columns.select(sentences)
+        columns = self.columns
+        self.columns = Columns(columns.pieces, columns.lists[sentences], columns.absent[sentences])
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         raise NotImplementedError("a search with a shortlist has no slots")

@@ -139,9 +139,7 @@ class SpelledText:
                 yield from each.tokens_after("", pending)
 
 
-@lru_cache(maxsize=256)
-def spelled_text(required: RequiredText) -> SpelledText:
-    return SpelledText(required)
+spelled_text = lru_cache(maxsize=256)(SpelledText)
 
 
 class TextAutomaton:
@@ -169,17 +167,13 @@ class TextAutomaton:
         self.groups = list(groups.values())
         self.numbers: dict[AutomatonState, int] = {}
         self.states: list[AutomatonState] = []
-        self.transitions: list[dict[int, int]] = []
-        self.useful, self.facts = cache(self._useful), cache(self._facts)
+        self.next, self.useful, self.facts = cache(self._next), cache(self._useful), cache(self._facts)
         first = AutomatonState(tuple(frozenset({(0, 0, "")}) for _ in self.groups), SIGN, b"")
         self.number_of(self.after(first, b" "))  # a line begins like a word after a space
 
-    def next(self, state: int, token: int) -> int:
+    def _next(self, state: int, token: int) -> int:
         """Returns the state after one more token. The token eos counts as a space."""
-        known = self.transitions[state]
-        if token not in known:
-            known[token] = self.number_of(self.after(self.states[state], self.pieces.texts[token]))
-        return known[token]
+        return self.number_of(self.after(self.states[state], self.pieces.texts[token]))
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Returns whether a complete output contains all texts."""
@@ -192,7 +186,6 @@ class TextAutomaton:
         if state not in self.numbers:
             self.numbers[state] = len(self.states)
             self.states.append(state)
-            self.transitions.append({})
         return self.numbers[state]
 
     def after(self, state: AutomatonState, data: bytes) -> AutomatonState:

@@ -74,7 +74,7 @@ def test_products_on_arm_use_its_instruction() -> None:
     """Reads the assembly language only: there is no such processor here."""
     script = """
 import llvmlite.binding as llvm
-from nmtkit.translation.engines import compiled_attention, compiled_shortlists
+from nmtkit.translation.engines import compiled_attention
 from nmtkit.translation.engines.compiled_products import kernels
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()

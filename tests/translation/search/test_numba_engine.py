@@ -28,7 +28,7 @@ from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers import int8
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.constraints import AvoidedText, Constraints, PieceTexts, text_bytes
-from nmtkit.translation.search.decoding import align, annotated, beam_search, with_token_log_probabilities
+from nmtkit.translation.search.decoding import annotated, beam_search
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import Hypothesis, Segment
@@ -276,7 +276,7 @@ def test_attention_weights_are_those_of_pytorch(search: str) -> None:
     for models in ([ending(decoder_layers=4)], ensemble):
         found = engine_of(models).search(segments(SOURCES), options)
         bare = [[replace(hypothesis, attention=None) for hypothesis in hypotheses] for hypotheses in found]
-        for ours, theirs in zip(found, align(models, Packed.from_lists(SOURCES), bare), strict=True):
+        for ours, theirs in zip(found, annotated(models, Packed.from_lists(SOURCES), options, bare), strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 assert np.shape(a.attention) == np.shape(b.attention)
                 np.testing.assert_allclose(np.array(a.attention), np.array(b.attention), atol=1e-5)
@@ -290,7 +290,8 @@ def test_log_probabilities_of_tokens_are_those_of_pytorch(search: str) -> None:
     found = engine_of(models).search(segments(SOURCES), options)
     if search == "unknown":
         assert any(UNK in hypotheses[0].tokens for hypotheses in found)
-    expected = with_token_log_probabilities(models, Packed.from_lists(SOURCES), found)
+    bare = [[replace(each, token_log_probabilities=None) for each in hypotheses] for hypotheses in found]
+    expected = annotated(models, Packed.from_lists(SOURCES), options, bare)
     for ours, theirs in zip(found, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a.token_log_probabilities, b.token_log_probabilities, atol=1e-4)
@@ -301,9 +302,9 @@ def test_log_probabilities_of_tokens_are_over_the_whole_vocabulary_with_a_shortl
     shortlist = Shortlist.from_entries(np.arange(3, 30), np.arange(5, 32), np.array([4, 17]), 40, 40)
     found = engine_of(model, "fp32", shortlist).search(segments(SOURCES), options)
     annotations = annotated([model], Packed.from_lists(SOURCES), options, found)
-    for ours, theirs in zip(
-        annotations, with_token_log_probabilities([model], Packed.from_lists(SOURCES), found), strict=True
-    ):
+    bare = [[replace(each, token_log_probabilities=None) for each in hypotheses] for hypotheses in found]
+    expected = annotated([model], Packed.from_lists(SOURCES), options, bare)
+    for ours, theirs in zip(annotations, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a.token_log_probabilities, b.token_log_probabilities, atol=1e-4)
             assert sum(b.token_log_probabilities) < b.log_probability - 0.1  # the search is over the list alone

@@ -27,11 +27,7 @@ from nmtkit.models import building
 from nmtkit.models.architectures.interface import DecoderState
 from nmtkit.models.building import check_language_model
 from nmtkit.models.layers.prepack import prepack
-from nmtkit.translation.search.logits_processors.interface import (
-    LOGITS_PROCESSORS,
-    LogitsProcessor,
-    LogitsProcessorState,
-)
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 # N rows of a search, V target vocabulary
 
