@@ -62,24 +62,21 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
     not a checkpoint of nmtkit and, without `mmap`, a file with a wrong checksum. All errors name the path.
     """
     if path.is_dir():
-        names = " or ".join(RUN_CHECKPOINTS)
-        raise FileNotFoundError(
-            f"checkpoint {path}: no {names} in the folder; give a checkpoint or the folder of a run. {OTHERS}"
-        )
+        reason = f"no {' or '.join(RUN_CHECKPOINTS)} in the folder; give a checkpoint or the folder of a run"
+        raise FileNotFoundError(f"checkpoint {path}: {reason}. {OTHERS}")
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path}: no such file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hides warnings about files that are rejected below
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path):
-            raise ValueError(
-                f"{path} contains more than tensors and plain types; the file was rejected, and no code was run. "
-                f"{OTHERS}"
-            ) from error
-        raise ValueError(f"{path} is damaged or not a checkpoint. {OTHERS}") from error
-    except (RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except (
+        pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError,
+        zipfile.BadZipFile,
+    ) as error:  # fmt: skip
+        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            reason = "the file was rejected, and no code was run"
+            raise ValueError(f"{path} contains more than tensors and plain types; {reason}. {OTHERS}") from error
         raise ValueError(f"{path} is truncated, damaged or not a checkpoint. {OTHERS}") from error
     check_contents(contents, path)
     if not mmap:
@@ -99,15 +96,13 @@ def check_contents(contents: Any, path: Path) -> None:
             f"{path} has checkpoint format {contents['nmtkit']}, but this version of nmtkit reads format {FORMAT}; "
             "use the version that wrote the file, or train again"
         )
-    missing = [name for name in TYPES if name not in contents]
-    if missing:
+    if missing := [name for name in TYPES if name not in contents]:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
     for name, expected in (TYPES | ({"scales": dict} if "scales" in contents else {})).items():
         if not isinstance(contents[name], expected) or isinstance(contents[name], bool):
             raise ValueError(f"{path}: {name} is a {type(contents[name]).__name__}, not a {expected.__name__}")
     for name in ("tokenizer", "model", "scales"):
-        wrong = [key for key, value in contents.get(name, {}).items() if not isinstance(value, Tensor)]
-        if wrong:
+        if wrong := [key for key, value in contents.get(name, {}).items() if not isinstance(value, Tensor)]:
             raise ValueError(f"{path}: {name} holds {wrong[0]!r}, which is not a tensor")
 
 

@@ -26,27 +26,19 @@ def token_of(language: str, tokens: LanguageTokens) -> str:
     return f"__{language}__" if tokens == "both" else f">>{language}<<"
 
 
-def number_of(name: str, directions: Sequence[Direction], setting: str) -> int:
-    """Returns the index of the direction `name`, such as en-de. Raises ValueError if the direction is unknown.
-
-    The error message names `setting`.
-    """
-    names = [str(direction) for direction in directions]
-    if name not in names:
-        raise ValueError(f"{setting} names the direction {name!r}; {suggestion(name, names)}")
-    return names.index(name)
-
-
 def named_weights(items: Sequence[str], directions: Sequence[Direction], setting: str) -> dict[int, float]:
     """Parses items such as en-de=2: a direction and a weight. Returns the weight of each direction index.
 
     Raises ValueError for an unknown or repeated direction, or if a weight is not from 0 to 1,000. The error message
     names `setting`.
     """
+    names = [str(direction) for direction in directions]
     weights: dict[int, float] = {}
     for item in items:
         name, _, text = item.partition("=")
-        number = number_of(name, directions, setting)
+        if name not in names:
+            raise ValueError(f"{setting} names the direction {name!r}; {suggestion(name, names)}")
+        number = names.index(name)
         try:
             weight = float(text)
         except ValueError:

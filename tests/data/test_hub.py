@@ -44,12 +44,12 @@ def test_files_of_a_revision_are_downloaded_once(hub: HubServer) -> None:
         ("v2", hub.repository("org/tiny").refs["v2"], b'{"a": 2}'),
     ]:
         fetched = download("org/tiny", kind="model", revision=revision, patterns=["*.json", "*.safetensors"])
-        assert fetched.commit == commit
-        assert (fetched.folder / "config.json").read_bytes() == config
-        assert (fetched.folder / "model.safetensors").read_bytes() == WEIGHTS
-        assert not (fetched.folder / "README.md").exists()
+        assert fetched.name == commit
+        assert (fetched / "config.json").read_bytes() == config
+        assert (fetched / "model.safetensors").read_bytes() == WEIGHTS
+        assert not (fetched / "README.md").exists()
     hub.requests.clear()
-    assert download("org/tiny", kind="model", revision=first, patterns=["*.json"]).commit == first
+    assert download("org/tiny", kind="model", revision=first, patterns=["*.json"]).name == first
     assert not hub.asked("^GET .*resolve")
 
 
@@ -66,7 +66,7 @@ def test_a_dataset_with_a_token(hub: HubServer, monkeypatch: pytest.MonkeyPatch)
     hub.add("org/tiny", FILES, kind="dataset", gated=True)
     failure(ValueError, "gated", f"{hub.url}/datasets/org/tiny", "HF_TOKEN", kind="dataset")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert (download("org/tiny", kind="dataset").folder / "onnx/model.bin").read_bytes() == b"0" * 64
+    assert (download("org/tiny", kind="dataset") / "onnx/model.bin").read_bytes() == b"0" * 64
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b/c", "../x", "org/", "/org", "org/x.git", "a--b", "x" * 97])
@@ -104,13 +104,13 @@ def test_refused_requests(hub: HubServer, tmp_path: Path, status: int) -> None:
 def test_a_busy_hub_is_asked_again(hub: HubServer) -> None:
     hub.add("org/tiny", FILES)
     hub.faults = [Fault("GET .*safetensors", status=429, times=1)]
-    assert (download("org/tiny", kind="model").folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert (download("org/tiny", kind="model") / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_lost_connection_continues_where_it_broke(hub: HubServer) -> None:
     hub.add("org/tiny", FILES)
     hub.faults = [Fault("GET .*safetensors", truncate=100_000, times=1)]
-    assert (download("org/tiny", kind="model").folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert (download("org/tiny", kind="model") / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_connection_that_breaks_every_time(hub: HubServer, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_file_with_a_wrong_hash_is_removed(hub: HubServer, tmp_path: Path, nam
     hub.faults = [Fault(f"GET /.*{name}", corrupt=True, times=1)]
     failure(OSError, name, "hash", "removed")
     assert name not in [path.name for path in contents(tmp_path)]
-    assert (download("org/tiny", kind="model").folder / name).read_bytes() == FILES[name]
+    assert (download("org/tiny", kind="model") / name).read_bytes() == FILES[name]
 
 
 def test_a_full_disk(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_without_a_network_the_cached_commit_is_used(
     download("org/tiny", kind="model", patterns=["*.json"])
     hub.stop()
     with caplog.at_level(logging.WARNING, "nmtkit"):
-        assert download("org/tiny", kind="model", patterns=["*.json"]).commit == commit
+        assert download("org/tiny", kind="model", patterns=["*.json"]).name == commit
     assert commit[:12] in caplog.text and hub.url in caplog.text
     failure(HubUnreachableError, hub.url, patterns=["*.safetensors"])
     failure(HubUnreachableError, hub.url, revision="v2")
@@ -182,7 +182,7 @@ def test_the_files_that_a_cached_copy_lacks_are_named(
     checks = "huggingface_hub._snapshot_download._raise_if_incomplete_snapshot"
     monkeypatch.setattr(checks, lambda **_: None, raising=False)  # older clients do not know the files of a commit
     with caplog.at_level(logging.WARNING, "nmtkit"):
-        assert download("org/tiny", kind="model", patterns=["config.json", "*.safetensors"]).commit == commit
+        assert download("org/tiny", kind="model", patterns=["config.json", "*.safetensors"]).name == commit
     assert "*.safetensors" in caplog.text and "config.json" not in caplog.text
 
 
@@ -193,7 +193,7 @@ def test_offline_no_request_is_made(
     download("org/tiny", kind="model", patterns=["*.json"])
     hub.requests.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert download("org/tiny", kind="model", patterns=["*.json"]).commit == commit
+    assert download("org/tiny", kind="model", patterns=["*.json"]).name == commit
     assert "HF_HUB_OFFLINE" in caplog.text and "not cached" not in caplog.text
     failure(HubUnreachableError, "HF_HUB_OFFLINE", patterns=["*.safetensors"])
     failure(HubUnreachableError, "HF_HUB_OFFLINE", revision="v2")

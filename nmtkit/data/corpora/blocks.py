@@ -6,7 +6,9 @@ the text of a line above a size limit is not kept.
 
 import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -138,13 +140,12 @@ class LineReader:
 
         If the file is compressed and `temporary` is not None, writes the lines to the file `temporary`.
         """
-        begins_file = self.taken_bytes == 0
-        span = LineSpan(self.path, self.taken_bytes, size, begins_file=begins_file)
+        span = LineSpan(self.path, self.taken_bytes, size, begins_file=self.taken_bytes == 0)
         if self._compressed and not (lines == 1 and size > self._longest):
             if temporary is not None:
                 with temporary.open("wb") as file, memoryview(self._text) as text:
                     file.write(text[:size])
-                span = LineSpan(temporary, 0, size, temporary=True, begins_file=begins_file)
+                span = replace(span, path=temporary, start=0, temporary=True)
             del self._text[:size]
         self.taken_bytes += size
         self.taken_lines += lines
@@ -175,9 +176,9 @@ def blocks(paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, 
     Raises ValueError with the counts if the files have different numbers of lines.
     """
     longest = max(longest, BLOCK_BYTES)
-    readers = [LineReader(path, longest) for path in paths]
-    try:
-        for index in range(1 << 62):
+    with ExitStack() as stack:
+        readers = [stack.enter_context(closing(LineReader(path, longest))) for path in paths]
+        for index in count():
             ends = [reader.look_ahead() for reader in readers]
             lines = min(map(len, ends))
             if lines == 0:
@@ -193,9 +194,6 @@ def blocks(paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, 
             if in_shard:
                 yield LineBlock(first_line, lines, tuple(spans), over_long)
         check_line_counts(list(paths), [reader.count_lines() for reader in readers])
-    finally:
-        for reader in readers:
-            reader.close()
 
 
 def extracted_blocks(
@@ -206,12 +204,10 @@ def extracted_blocks(
     for index, part in enumerate(pairs(corpus, BLOCK_LINES, BLOCK_BYTES)):
         if index % shard[1] != shard[0] - 1:
             continue
-        spans = []
-        over_long = len(part) == 1 and max(len(part.sources[0].encode()), len(part.targets[0].encode())) > longest
-        for number, lines in enumerate((part.sources, part.targets)):
-            text = "".join(line + "\n" for line in lines).encode()
-            path = folder / f"{index}.{number}"
+        texts = ["".join(line + "\n" for line in lines).encode() for lines in (part.sources, part.targets)]
+        spans = [LineSpan(folder / f"{index}.{i}", 0, len(text), temporary=True) for i, text in enumerate(texts)]
+        over_long = len(part) == 1 and max(map(len, texts)) > longest + 1  # the texts end in a line feed
+        for span, text in zip(spans, texts, strict=True):
             if not over_long:
-                path.write_bytes(text)
-            spans.append(LineSpan(path, 0, len(text), temporary=True))
+                span.path.write_bytes(text)
         yield LineBlock(part.first, len(part), tuple(spans), over_long)

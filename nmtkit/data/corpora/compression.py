@@ -4,7 +4,6 @@ import bz2
 import gzip
 import io
 import lzma
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,7 @@ from nmtkit.config.extras import imported
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSIONS = (*_OPENERS, ".zst")
 CHUNK = 1 << 20
-# A frame begins with one of these numbers (RFC 8878). The last 4 bits of the second number may have any value.
-ZSTD_MAGIC, ZSTD_SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
+ZSTD_CHUNK = 1 << 16  # compressed bytes that are decompressed at a time
 
 
 def is_compressed(path: Path) -> bool:
@@ -32,7 +30,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
     if not is_compressed(path):
         return path.open("rb")
     suffix = path.suffix.lower()
-    file = _zstandard(path, "to read it").open(path, "rb") if suffix == ".zst" else _OPENERS[suffix](path)
+    file = _ZstdFile(path) if suffix == ".zst" else _OPENERS[suffix](path)
     return io.BufferedReader(_Decompressed(file, path), CHUNK)
 
 
@@ -53,19 +51,12 @@ class _Decompressed(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         try:
             data = self._file.read(len(view))
-        except (EOFError, zlib.error, lzma.LZMAError) as error:
-            raise ValueError(f"{self._path} is damaged or truncated: {error}") from error
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            # gzip and bz2 report bad data as an OSError without errno
-            raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix.lower() != ".zst":  # zstandard is optional, so its error class is not imported
+            if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise ValueError(f"{self._path} is damaged: {error}") from error
-        if not data and self._path.suffix.lower() == ".zst":
-            check_zstd_end(self._path)
+            # Each package has its own error classes. gzip and bz2 report bad data as an OSError without errno.
+            name, suffix = self._path, self._path.suffix
+            raise ValueError(f"{name} is damaged or truncated, or is not a {suffix} file: {error}") from error
         view[: len(data)] = data
         return len(data)
 
@@ -74,38 +65,34 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
-def check_zstd_end(path: Path) -> None:
-    """Raises ValueError if the last frame of a .zst file is incomplete. The package zstandard does not report this.
+class _ZstdFile:
+    """A decompressed .zst file. Reading raises EOFError at the end of a truncated file.
 
-    Reads the headers of all frames and blocks (RFC 8878, section 3.1).
+    The stream reader of the package zstandard does not report a truncated file, so this class reads frame by frame.
     """
-    import zstandard
 
-    size = path.stat().st_size
-    position = 0
-    with path.open("rb") as file:
-        while position < size:
-            file.seek(position)
-            start = file.read(18)  # 18 bytes: the largest frame header
-            magic = int.from_bytes(start[:4], "little")
-            if magic & ~0xF == ZSTD_SKIPPABLE_MAGIC:
-                position += 8 + int.from_bytes(start[4:8], "little")
-                continue
-            try:
-                position += zstandard.frame_header_size(start)
-            except zstandard.ZstdError:
-                break  # the file ends inside a header; the error is raised below
-            last = False
-            while not last and position < size:
-                file.seek(position)
-                header = int.from_bytes(file.read(3), "little")
-                last, kind = bool(header & 1), header >> 1 & 3
-                position += 3 + (1 if kind == 1 else header >> 3)  # a block of kind 1 (RLE) holds one byte
-            position += 4 if start[4] & 4 else 0  # size of the checksum
-            if not last:
-                position = size + 1
-    if position != size:
-        raise ValueError(f"{path} is damaged or truncated: the file ends within a frame")
+    def __init__(self, path: Path) -> None:
+        self._decompressor = _zstandard(path, "to read it").ZstdDecompressor()
+        self._file = path.open("rb")
+        self._frame: Any = None
+        self._text = b""  # decompressed and not read yet
+
+    def read(self, size: int) -> bytes:
+        while not self._text:
+            at_end = self._frame is None or self._frame.eof
+            data = (at_end and self._frame and self._frame.unused_data) or self._file.read(ZSTD_CHUNK)
+            if not data and not at_end:
+                raise EOFError("the file ends within a frame")
+            if not data:
+                break
+            if at_end:
+                self._frame = self._decompressor.decompressobj()
+            self._text = self._frame.decompress(data)
+        text, self._text = self._text[:size], self._text[size:]
+        return text
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Finds the files of a corpus: two files with a common prefix, or one file whose suffix is the format."""
 
+import glob
 import logging
 import re
 from collections.abc import Sequence
@@ -112,18 +113,15 @@ def locate(
         if columns is not None and format not in ("tsv", "jsonl", "parquet", ARROW_FOLDER):
             raise ValueError(f"--columns does nothing for {name}, which is not .tsv, .jsonl or .parquet")
         return Corpus(path, path, format=format, languages=(source_lang, target_lang), columns=columns)
-    if source_lang is None or target_lang is None:
-        raise FileNotFoundError(f"no such file: {name}")
-    if format is not None:
+    if format is not None or source_lang is None or target_lang is None:
         raise FileNotFoundError(f"no such file: {name}{_similar(path)}")
     if columns is not None:
         raise ValueError(f"--columns does nothing for the prefix {name}; give the name of a .tsv, .jsonl or .parquet")
-    sides = locate_side(name, source_lang), locate_side(name, target_lang)
-    if sides[0] == sides[1] and source_lang != target_lang:
-        raise ValueError(
-            f"both {source_lang} and {target_lang} would be the file {sides[0]}; give each language a separate file"
-        )
-    return Corpus(*sides, languages=(source_lang, target_lang))
+    source, target = locate_side(name, source_lang), locate_side(name, target_lang)
+    if source == target and source_lang != target_lang:
+        languages = f"both {source_lang} and {target_lang}"
+        raise ValueError(f"{languages} would be the file {source}; give each language a separate file")
+    return Corpus(source, target, languages=(source_lang, target_lang))
 
 
 def locate_side(prefix: str, language: str) -> Path:
@@ -137,11 +135,9 @@ def locate_side(prefix: str, language: str) -> Path:
         codes = _codes(prefix)
         best = best_match(language, list(codes))
         if best is None:
-            raise FileNotFoundError(
-                f"no such file: {plain} (with or without the suffix {', '.join(COMPRESSIONS)}){_hint(prefix, codes)}"
-            )
-        code = list(codes)[best]
-        paths = codes[code]
+            suffixes = f"with or without the suffix {', '.join(COMPRESSIONS)}"
+            raise FileNotFoundError(f"no such file: {plain} ({suffixes}){_hint(prefix, codes)}")
+        paths = list(codes.values())[best]
         log.info("%s is read for the language %s", paths[0], language)
     if len(paths) > 1:
         raise ValueError(f"both {paths[0]} and {paths[1]} exist; remove or rename one of them")
@@ -155,10 +151,9 @@ def _codes(prefix: str) -> dict[str, list[Path]]:
     """Returns the files named `prefix.CODE` or, for example, `prefix.CODE.gz`, grouped by language code."""
     path = Path(prefix)
     result: dict[str, list[Path]] = {}
-    if path.name and path.parent.is_dir():
-        for file in sorted(path.parent.iterdir()):
-            rest = file.name.removeprefix(path.name + ".") if file.name.startswith(path.name + ".") else ""
-            code = re.sub(r"\.(?:gz|bz2|xz|zst)$", "", rest)
+    if path.name:
+        for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")):
+            code = re.sub(r"\.(?:gz|bz2|xz|zst)$", "", file.name[len(path.name) + 1 :])
             if is_code(code) and file.is_file() and f".{code.lower()}" not in FORMATS:
                 result.setdefault(code, []).append(file)
     return result
@@ -178,11 +173,10 @@ def _hint(prefix: str, codes: dict[str, list[Path]]) -> str:
 def _similar(path: Path) -> str:
     """Returns a hint: files of a known format whose name begins like the name of `path`, or else the missing folder."""
     stem = path.name.removesuffix(path.suffix) if path.suffix.lower() in FORMATS else path.name
-    if not stem or not path.parent.is_dir():
-        return f"; the folder {path.parent} does not exist" if not path.parent.is_dir() else ""
-    names = sorted(
-        str(file) for file in path.parent.iterdir() if file.name.startswith(stem + ".") and format_of(file) is not None
-    )
+    if not path.parent.is_dir():
+        return f"; the folder {path.parent} does not exist"
+    files = path.parent.glob(f"{glob.escape(stem)}.*") if stem else ()
+    names = sorted(str(file) for file in files if format_of(file) is not None)
     return f"; did you mean {' or '.join(names[:3])}?" if names else ""
 
 
@@ -191,5 +185,5 @@ def check_line_counts(paths: list[Path], lines: list[int]) -> None:
     for path, count in zip(paths[1:], lines[1:], strict=True):
         if count != lines[0]:
             raise ValueError(
-                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}; line i of each file belongs to pair i"
+                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}; line i of each is part of pair i"
             )

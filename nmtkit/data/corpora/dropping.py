@@ -8,6 +8,7 @@ false match is about 1e-21. For two pairs with one side in common, the probabili
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -151,8 +152,8 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
     count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
     paths = [folder / f"hashes.{part}" for part in range(parts)]
-    files = [path.open("wb") for path in paths]
-    try:
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in paths]
         for first in range(0, count, CHUNK_PAIRS):
             chunk = np.fromfile(hashes, np.uint64, 2 * CHUNK_PAIRS, offset=16 * first).reshape(-1, 2)
             rows = np.arange(first, first + len(chunk), dtype=np.uint64)
@@ -162,9 +163,6 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
             bounds = np.searchsorted(part_of[order], np.arange(parts + 1))
             for file, start, end in zip(files, bounds[:-1], bounds[1:], strict=True):
                 file.write(records[start:end].tobytes())
-    finally:
-        for file in files:
-            file.close()
     return paths
 
 

@@ -5,7 +5,6 @@ import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from nmtkit.data.corpora.corpus import ARROW_FOLDER, ColumnNames, Corpus, Pairs,
 from nmtkit.data.corpora.lines import WINDOW, LineDecoder, line_windows
 from nmtkit.data.corpora.tables import Row, read_arrow_folder, read_jsonl, read_parquet, read_tsv
 from nmtkit.data.corpora.tmx import read_tmx
+from nmtkit.jobs.progress import quantity
 from nmtkit.text.documents import translated_pairs
 from nmtkit.text.languages import best_match, is_code
 
@@ -30,46 +30,32 @@ def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARA
     of a text are removed. Raises ValueError if the corpus has no pair. Also raises ValueError, at the end of the
     shorter side, if the sides have different numbers of lines.
     """
-    rows = _lines(corpus) if corpus.format is None else _READERS[corpus.format](corpus)
-    checked = _OneLine(corpus.source)
-    sources: list[str] = []
-    targets: list[str] = []
-    extras: list[dict[str, object]] = []
-    first, largest = 1, [0, 0]
+    rows = _READERS[corpus.format](corpus)
+    part = Pairs([], [], [])
+    source_size = target_size = broken = 0
     for source, target, others in rows:
         if "\n" in source or "\n" in target or source.endswith("\r") or target.endswith("\r"):
-            source, target = checked(source), checked(target)
-        if len(sources) == size or (sources and max(largest[0] + len(source), largest[1] + len(target)) > characters):
-            yield Pairs(sources, targets, extras, first)
-            first += len(sources)
-            sources, targets, extras, largest = [], [], [], [0, 0]
-        sources.append(source)
-        targets.append(target)
-        extras.append(others)
-        largest[0] += len(source) + 1
-        largest[1] += len(target) + 1
-    if sources:
-        yield Pairs(sources, targets, extras, first)
-    elif first == 1:
+            broken += ("\n" in source) + ("\n" in target)
+            source, target = _one_line(source), _one_line(target)
+        count, largest = len(part.sources), max(source_size + len(source), target_size + len(target))
+        if count == size or (count and largest > characters):
+            yield part
+            part = Pairs([], [], [], part.first + count)
+            source_size = target_size = 0
+        part.sources.append(source)
+        part.targets.append(target)
+        part.extras.append(others)
+        source_size += len(source) + 1
+        target_size += len(target) + 1
+    if not len(part):
         raise ValueError(f"{corpus.name}: there are no pairs")
-    checked.warn()
+    yield part
+    if broken:
+        log.warning("%s: line breaks inside %s become spaces", corpus.source, quantity(broken, "texts"))
 
 
-@dataclass
-class _OneLine:
-    """Turns a text into one line, and counts the texts of the file `path` that have a line feed."""
-
-    path: Path
-    changed: int = 0
-
-    def __call__(self, text: str) -> str:
-        self.changed += "\n" in text
-        return text.replace("\r\n", " ").replace("\n", " ").rstrip("\r")
-
-    def warn(self) -> None:
-        if self.changed:
-            log.warning("%s: line breaks inside %s become spaces", self.path,
-                        "1 text" if self.changed == 1 else f"{self.changed:,} texts")  # fmt: skip
+def _one_line(text: str) -> str:
+    return text.replace("\r\n", " ").replace("\n", " ").rstrip("\r")
 
 
 def windows_of_side(
@@ -164,7 +150,7 @@ def _document(corpus: Corpus) -> Iterator[Row]:
         yield source, target, {}
 
 
-_READERS: dict[str, Callable[[Corpus], Iterator[Row]]] = {
-    "tsv": read_tsv, "jsonl": read_jsonl, "tmx": read_tmx, "parquet": read_parquet, ARROW_FOLDER: read_arrow_folder,
-    "zip": _zip, "po": _document, "xliff": _document,
+_READERS: dict[str | None, Callable[[Corpus], Iterator[Row]]] = {
+    None: _lines, "tsv": read_tsv, "jsonl": read_jsonl, "tmx": read_tmx, "parquet": read_parquet,
+    ARROW_FOLDER: read_arrow_folder, "zip": _zip, "po": _document, "xliff": _document,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
     if corpus.columns is not None:
         for column in corpus.columns:
             if column not in names and not (column.isdecimal() and 1 <= int(column) <= len(names)):
-                raise MissingColumnError(
-                    f"{corpus.source} has no column {column!r}; its columns are {', '.join(names)}"
-                )
+                raise MissingColumnError(f"{corpus.source} has no column {column!r}; it has {', '.join(names)}")
         first, second = (names.index(column) if column in names else int(column) - 1 for column in corpus.columns)
         return first, second
     codes = [name if is_code(name) or name in corpus.languages else "" for name in names]
@@ -71,28 +70,18 @@ def read_tsv(corpus: Corpus) -> Iterator[Row]:
     The first line is a heading if it names the columns. Raises ValueError with file and line for a row whose number of
     columns differs from the first line.
     """
-    path = corpus.source
-    number, width = 0, 0
-    names: list[str] = []
-    for lines in line_windows(path):
-        for line in lines:
-            number += 1
-            cells = line.split("\t")
-            if number == 1:
-                width = len(cells)
-                source, target, heading = _tsv_columns(cells, corpus)
-                names = cells if heading else [f"column {index + 1}" for index in range(width)]
-                if heading:
-                    continue
-            if len(cells) != width:
-                raise ValueError(
-                    f"{path}:{number}: the line has {len(cells)} columns, but the first line has {width}; is a tab "
-                    "part of a text?"
-                )
-            others: dict[str, object] = {}
-            if width > 2:
-                others = {names[index]: cell for index, cell in enumerate(cells) if index not in (source, target)}
-            yield cells[source], cells[target], others
+    rows = (line.split("\t") for line in chain.from_iterable(line_windows(corpus.source)))
+    first = next(rows)
+    source, target, heading = _tsv_columns(first, corpus)
+    names = first if heading else [f"column {index + 1}" for index in range(len(first))]
+    rest = [index for index in range(len(first)) if index not in (source, target)]
+    for number, cells in enumerate(rows if heading else chain([first], rows), 2 if heading else 1):
+        if len(cells) != len(first):
+            raise ValueError(
+                f"{corpus.source}:{number}: the line has {len(cells)} columns, but the first line has {len(first)}; is "
+                "a tab part of a text?"
+            )
+        yield cells[source], cells[target], {names[index]: cells[index] for index in rest}
 
 
 def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
@@ -104,7 +93,7 @@ def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
         source, target = (int(column) - 1 for column in corpus.columns)
         if not 0 <= min(source, target) <= max(source, target) < len(cells):
             raise ValueError(
-                f"{corpus.source} has {len(cells)} columns; --columns {','.join(corpus.columns)} are not among them"
+                f"{corpus.source} has {len(cells)} columns, so --columns {','.join(corpus.columns)} do not exist"
             )
         return source, target, find_columns(tuple(cells), replace(corpus, columns=None)) == (source, target)
     columns = find_columns(tuple(cells), corpus)
@@ -126,17 +115,15 @@ def read_jsonl(corpus: Corpus) -> Iterator[Row]:
     The texts may also be in an object with the key "translation". Raises ValueError with file and line for a line that
     is not such an object.
     """
-    number = 0
-    for lines in line_windows(corpus.source):
-        for line in lines:
-            number += 1
-            try:
-                record = parse_json(line)
-            except ValueError as error:
-                raise ValueError(f"{corpus.source}:{number}: the line is not JSON: {error}") from None
-            if not isinstance(record, dict):
-                raise ValueError(f'{corpus.source}:{number}: the line is not a JSON object such as {{"en": …}}')
-            yield _row_of(record, corpus, f"{corpus.source}:{number}")
+    for number, line in enumerate(chain.from_iterable(line_windows(corpus.source)), 1):
+        where = f"{corpus.source}:{number}"
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: the line is not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f'{where}: the line is not a JSON object such as {{"en": …}}')
+        yield _row_of(record, corpus, where)
 
 
 def _row_of(record: dict[str, Any], corpus: Corpus, where: str) -> Row:
@@ -168,11 +155,9 @@ def _arrow() -> Any:
 
 def _rows_of(batches: Iterable[Any], corpus: Corpus) -> Iterator[Row]:
     """Yields the pairs of the record batches of a file. Each row is read like a JSON object of `read_jsonl`."""
-    number = 0
-    for batch in batches:
-        for record in batch.to_pylist():
-            number += 1
-            yield _row_of(record, corpus, f"{corpus.source}, row {number}")
+    records = chain.from_iterable(batch.to_pylist() for batch in batches)
+    for number, record in enumerate(records, 1):
+        yield _row_of(record, corpus, f"{corpus.source}, row {number}")
 
 
 def read_parquet(corpus: Corpus) -> Iterator[Row]:

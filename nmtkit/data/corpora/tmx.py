@@ -34,7 +34,7 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
     both languages. Raises ValueError if the file is not XML, or if no unit has both languages.
     """
     path = corpus.source
-    languages: tuple[str | None, str | None] = corpus.languages
+    languages = corpus.languages
     body: ElementTree.Element | None = None
     pairs = incomplete = 0
     seen: dict[str, None] = {}
@@ -78,23 +78,20 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
 def _texts(unit: ElementTree.Element) -> dict[str, str]:
     """Returns the text of each language of a unit. Only the first text of a language counts."""
     result: dict[str, str] = {}
-    for variant in unit:
-        if variant.tag.rpartition("}")[2] == "tuv":
-            language = variant.get(_LANGUAGE) or variant.get("lang") or ""
-            segment = next((child for child in variant if child.tag.rpartition("}")[2] == "seg"), None)
-            if segment is not None:
-                result.setdefault(language, _text(segment))
+    for variant in unit.iterfind("{*}tuv"):
+        segment = variant.find("{*}seg")
+        if segment is not None:
+            result.setdefault(variant.get(_LANGUAGE) or variant.get("lang") or "", _text(segment))
     return result
 
 
 def _text(element: ElementTree.Element) -> str:
-    if not len(element):
-        return element.text or ""
     parts = [element.text or ""]
     for child in element:
-        if child.tag.rpartition("}")[2] == "hi":
+        tag = child.tag.rpartition("}")[2]
+        if tag == "hi":
             parts.append(_text(child))
-        elif child.tag.rpartition("}")[2] == "ph" and is_joined(parts[-1][-1:] + (child.tail or "")[:1], 1):
+        elif tag == "ph" and is_joined(parts[-1][-1:] + (child.tail or "")[:1], 1):
             parts.append(" ")  # a placeholder, such as a line break, separates two words
         parts.append(child.tail or "")
     return "".join(parts)
@@ -113,8 +110,7 @@ def _sides(codes: tuple[str, ...], languages: tuple[str | None, str | None]) -> 
 
 
 def _properties(unit: ElementTree.Element) -> dict[str, object]:
-    properties = (child for child in unit if child.tag.rpartition("}")[2] == "prop")
-    return {each.get("type", "prop"): each.text or "" for each in properties}
+    return {each.get("type", "prop"): each.text or "" for each in unit.iterfind("{*}prop")}
 
 
 def unit_of(source: str, target: str, others: dict[str, object], languages: tuple[str, str]) -> str:

@@ -6,10 +6,11 @@ import re
 import shutil
 import tempfile
 import zipfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from nmtkit.config.extras import imported
 from nmtkit.config.files import atomic_write
@@ -57,11 +58,11 @@ class CorpusWriter:
         self.languages = languages
         self.changed = 0  # number of texts with a replaced character
         self._names: list[str] | None = None  # names of the other columns, from the first pairs
+        self._context = self._opened()
         self._stack = ExitStack()
-        self._files: list[BinaryIO] = []
+        self._files: list[Any] = []  # one file, or a file for each side
         self._arrow: Any = None  # the package pyarrow, for a .parquet
         self._parquet: Any = None
-        self._second: Any = None  # for a .zip: a temporary file with the target side, and the archive
 
     @property
     def has_columns(self) -> bool:
@@ -69,54 +70,49 @@ class CorpusWriter:
         return self.format not in (None, "zip")
 
     def __enter__(self) -> "CorpusWriter":
-        with ExitStack() as stack:
-            for path in self.paths:
-                file: BinaryIO = stack.enter_context(atomic_write(path))
-                if self.format not in UNCOMPRESSED:
-                    file = stack.enter_context(compressed(file, path))
-                self._files.append(file)
-            if self.format == "tmx":
-                self._files[0].write(HEAD.format(source=self.languages[0]).encode())
-            elif self.format == "zip":
-                archive = stack.enter_context(zipfile.ZipFile(self._files[0], "w", zipfile.ZIP_DEFLATED))
-                self._files = [
-                    stack.enter_context(cast(BinaryIO, archive.open(self._member(0), "w", force_zip64=True)))
-                ]
-                self._second = stack.enter_context(tempfile.TemporaryFile()), archive
-            elif self.format == "parquet":  # a missing package is noticed before the pairs are computed
-                self._arrow = imported("pyarrow", "parquet", need=f"{self.paths[0]} needs pip install 'nmtkit[data]'")
-            self._stack = stack.pop_all()
+        self._context.__enter__()
         return self
 
-    def _member(self, side: int) -> str:
-        return f"{self.paths[0].stem}.{self.languages[side]}"
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if kind is None:
-            try:
-                self._finish()
-            except Exception as failure:
-                self._stack.__exit__(type(failure), failure, failure.__traceback__)
-                raise
-        elif self._parquet is not None:
-            self._parquet.close()
-        self._stack.__exit__(kind, error, traceback)
-
-    def _finish(self) -> None:
-        if self.format == "tmx":
-            self._files[0].write(TAIL.encode())
-        elif self.format == "zip":
-            file, archive = self._second
-            self._files[0].close()
-            file.seek(0)
-            with archive.open(self._member(1), "w", force_zip64=True) as member:
-                shutil.copyfileobj(file, member)
-        elif self.format == "parquet":
-            if self._parquet is None:
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        with self._stack as stack:
+            for path in self.paths:
+                file: BinaryIO = stack.enter_context(atomic_write(path))
+                self._files.append(file if self.format in UNCOMPRESSED else stack.enter_context(compressed(file, path)))
+            if self.format == "tmx":
+                self._files[0].write(HEAD.format(source=self.languages[0]).encode())
+            elif self.format == "parquet":  # a missing package is noticed before the pairs are computed
+                self._arrow = imported("pyarrow", "parquet", need=f"{self.paths[0]} needs pip install 'nmtkit[data]'")
+            elif self.format == "zip":
+                stack.enter_context(self._zip_members())
+            yield
+            if self.format == "tmx":
+                self._files[0].write(TAIL.encode())
+            elif self.format == "parquet" and self._parquet is None:
                 self._write_parquet(Pairs([], [], []))
-            self._parquet.close()
-        elif self.format == "tsv" and self._names is None:
-            self._files[0].write(self._heading([]))
+            elif self.format == "tsv" and self._names is None:
+                self._files[0].write(self._heading([]))
+            self._warn()
+
+    @contextmanager
+    def _zip_members(self) -> Iterator[None]:
+        """Makes `_files` the members of the archive `_files[0]`. A temporary file has the target until the end."""
+        source, target = (f"{self.paths[0].stem}.{language}" for language in self.languages)
+        with (
+            zipfile.ZipFile(self._files[0], "w", zipfile.ZIP_DEFLATED) as archive,
+            tempfile.TemporaryFile() as waiting,
+        ):
+            with archive.open(source, "w", force_zip64=True) as member:
+                self._files = [member, waiting]
+                yield
+            waiting.seek(0)
+            with archive.open(target, "w", force_zip64=True) as member:
+                shutil.copyfileobj(waiting, member)
+
+    def _warn(self) -> None:
         if self.changed:
             replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
             log.warning("%s: %s become spaces in %s", self.paths[0], replaced, quantity(self.changed, "texts"))
@@ -133,20 +129,23 @@ class CorpusWriter:
         """
         if not len(pairs):  # an empty block does not show the names of the columns
             return
-        for others in pairs.extras if self.has_columns else ():
-            if name := next((language for language in self.languages if language in others), None):
+        names = dict.fromkeys(name for others in pairs.extras for name in others)
+        for language in self.languages if self.has_columns else ():
+            if language in names:
                 raise ValueError(
-                    f"{self.paths[0]}: the column {name!r} of the input has the name of a language, and would replace "
-                    "its text; rename the column"
+                    f"{self.paths[0]}: the column {language!r} has the name of a language; rename the column"
                 )
-        if self._names is None:
-            self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
+        if self._names is None or not self.has_columns:  # a warning names the columns of all corpora
+            self._names = list(dict.fromkeys([*(self._names or ()), *names]))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))
-        elif not self.has_columns:  # a later corpus may have columns that the first corpus lacks
-            names = (name for others in pairs.extras for name in others)
-            self._names = list(dict.fromkeys((*self._names, *names)))
-        getattr(self, f"_write_{self.format or 'lines'}")(pairs)
+        unknown = [name for name in names if name not in self._names]
+        if unknown and self.format in ("tsv", "parquet"):
+            raise ValueError(
+                f"{self.paths[0]}: the first pairs lack the column {unknown[0]!r}; write .jsonl for varying columns"
+            )
+        write = self._write_lines if self.format in (None, "zip") else getattr(self, f"_write_{self.format}")
+        write(pairs)
 
     def _heading(self, names: list[str]) -> bytes:
         return ("\t".join([*self.languages, *names]) + "\n").encode()
@@ -155,26 +154,13 @@ class CorpusWriter:
         for file, lines in zip(self._files, (pairs.sources, pairs.targets), strict=True):
             file.write("".join(line + "\n" for line in lines).encode())
 
-    def _write_zip(self, pairs: Pairs) -> None:
-        self._files[0].write("".join(line + "\n" for line in pairs.sources).encode())
-        self._second[0].write("".join(line + "\n" for line in pairs.targets).encode())
-
     def _write_tsv(self, pairs: Pairs) -> None:
         rows = []
         for source, target, others in zip(pairs.sources, pairs.targets, pairs.extras, strict=True):
-            self._check_names(others)
             cells = [source, target, *("" if (value := others.get(name)) is None else str(value)
                                        for name in self._names or ())]  # fmt: skip
             rows.append("\t".join([self._replaced(re.compile(r"[\t\n]"), cell) for cell in cells]) + "\n")
         self._files[0].write("".join(rows).encode())
-
-    def _check_names(self, others: dict[str, object]) -> None:
-        unknown = [name for name in others if name not in (self._names or ())]
-        if unknown:
-            raise ValueError(
-                f"{self.paths[0]}: the column {unknown[0]!r} is missing in the first pairs; write .jsonl, whose pairs "
-                "may have different columns"
-            )
 
     def _replaced(self, pattern: re.Pattern[str], text: str) -> str:
         if pattern.search(text) is None:
@@ -212,8 +198,6 @@ class CorpusWriter:
         self._files[0].write("".join(units).encode())
 
     def _write_parquet(self, pairs: Pairs) -> None:
-        for others in pairs.extras:
-            self._check_names(others)
         columns: dict[str, list[Any]] = {self.languages[0]: pairs.sources, self.languages[1]: pairs.targets}
         columns |= {name: [others.get(name) for others in pairs.extras] for name in self._names or ()}
         try:
@@ -221,7 +205,8 @@ class CorpusWriter:
                 texts = [self._arrow.field(language, self._arrow.string()) for language in self.languages]
                 extra = [self._arrow.field(name, self._arrow.array(columns[name]).type) for name in self._names or ()]
                 schema = self._arrow.schema([*texts, *extra])
-                self._parquet = self._arrow.parquet.ParquetWriter(self._files[0], schema)
+                writer = self._arrow.parquet.ParquetWriter(self._files[0], schema)
+                self._parquet = self._stack.enter_context(writer)
             self._parquet.write_table(self._arrow.table(columns, schema=self._parquet.schema))
         except self._arrow.ArrowException as error:
             raise ValueError(f"{self.paths[0]}: the values of a column have different types: {error}") from None

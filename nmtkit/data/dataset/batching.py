@@ -71,34 +71,29 @@ class BatchSampler:
         self.batch_tokens = batch_tokens
         self.seed = seed
         self.pairs = len(source_lengths)
-        self.windows = _windows(self.pairs, window_pairs)
-        source_tokens = target_tokens = 0
-        max_source = max_target = 0
+        count = max(1, -(-self.pairs // window_pairs))
+        self.windows = list(pairwise(self.pairs * index // count for index in range(count + 1)))  # of equal size
+        longest, tokens = np.zeros(2, np.int64), np.zeros(2)  # of both sides
         for start, end in self.windows:
-            source, target = source_lengths[start:end], target_lengths[start:end]
-            check_sizes(range(start, end), source, target, batch_tokens, "--batch-tokens")
-            max_source = max(max_source, int(source.max(initial=0)))
-            max_target = max(max_target, int(target.max(initial=0)))
-            if sampling is not None:
-                weights = sampling.weights_of(start, end)
-                source, target = source * weights, target * weights
-            source_tokens += round(float(source.sum(dtype=np.float64)))
-            target_tokens += round(float(target.sum(dtype=np.float64)))
-        self.max_lengths = max_source, max_target  # number of tokens of the longest source and target
-        self._tokens = max(source_tokens, target_tokens)
-        self._repeated: list[RowNumbers] | None = None
-        if repeated is not None:
-            self._repeated = list(islice(self.epoch(0), repeated))
-            if len(self._repeated) < repeated:
-                raise ValueError(
-                    f"--overfit-batches is {repeated}, but the training set makes {len(self._repeated)} batches of "
-                    f"{batch_tokens} tokens; give a smaller --overfit-batches or --batch-tokens"
-                )
+            sides = source_lengths[start:end], target_lengths[start:end]
+            check_sizes(range(start, end), *sides, batch_tokens, "--batch-tokens")
+            longest = np.maximum(longest, [side.max(initial=0) for side in sides])
+            weights = 1 if sampling is None else sampling.weights_of(start, end)
+            tokens += [round(float((side * weights).sum(dtype=np.float64))) for side in sides]
+        self.max_lengths = int(longest[0]), int(longest[1])  # number of tokens of the longest source and target
+        self._tokens = int(tokens.max())
+        self._repeated: list[RowNumbers] = []  # empty while `epoch` selects the updates to repeat
+        self._repeated = list(islice(self.epoch(0), repeated or 0))
+        if len(self._repeated) < (repeated or 0):
+            raise ValueError(
+                f"--overfit-batches is {repeated}, but the training set makes {len(self._repeated)} batches of "
+                f"{batch_tokens} tokens; give a smaller --overfit-batches or --batch-tokens"
+            )
 
     @property
     def repeats_pairs(self) -> bool:
         """Whether an epoch can contain a pair several times: with sampling, or with --overfit-batches."""
-        return self.sampling is not None or self._repeated is not None
+        return self.sampling is not None or bool(self._repeated)
 
     @cached_property
     def updates_per_epoch(self) -> int:
@@ -116,7 +111,7 @@ class BatchSampler:
 
         An update is an array of pair indices, sorted by jittered target length.
         """
-        if self._repeated is not None:
+        if self._repeated:
             yield from (self._repeated[index % len(self._repeated)] for index in range(start, self.updates_per_epoch))
             return
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.windows))
@@ -149,13 +144,6 @@ class BatchSampler:
         if sampled is not None:
             order = sampled[order]
         return order, split_by_tokens(source[order], target[order], self.batch_tokens)
-
-
-def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
-    """Returns the bounds of windows of equal size, each of at most `window_pairs`."""
-    count = max(1, -(-pairs // window_pairs))
-    edges = [pairs * index // count for index in range(count + 1)]
-    return list(pairwise(edges))
 
 
 def copy_numbers(pairs: RowNumbers) -> npt.NDArray[np.int64]:

@@ -28,6 +28,7 @@ from nmtkit.data.dataset.dataset_files import (
     array_file,
     check_files,
     counts_language_token,
+    damaged,
     direction_file,
     map_array,
     read_manifest,
@@ -68,16 +69,15 @@ class Split:
 
     def select(self, rows: RowNumbers) -> "Split":
         """Returns a split with only the given rows of this split."""
-        index = None if self.direction_index is None else np.asarray(self.direction_index[rows])
+        index = None if self.direction_index is None else self.direction_index[rows]
 
         def selected(side: StoredSide) -> StoredSide:
             first = None if side.first is None or index is None else replace(side.first, direction_index=index)
-            return StoredSide(side.ids, np.asarray(side.offsets[rows]), np.asarray(side.lengths[rows]), first)
+            return StoredSide(side.ids, side.offsets[rows], side.lengths[rows], first)
 
-        alignments = None if self.alignments is None else selected(self.alignments)
-        sides = selected(self.source), selected(self.target)
         return replace(
-            self, source=sides[0], target=sides[1], alignments=alignments, direction_index=index,
+            self, source=selected(self.source), target=selected(self.target), direction_index=index,
+            alignments=None if self.alignments is None else selected(self.alignments),
             rows=rows if self.rows is None else self.rows[rows],
         )  # fmt: skip
 
@@ -129,14 +129,12 @@ class Split:
     def _raw_lines(self, side: str) -> list[str]:
         path = self.folder / text_file(self.name, side)
         if not path.is_file():
-            raise ValueError(
-                f"{self.folder} has no raw text of {self.name!r}; it has raw text of valid and test sets only"
-            )
+            raise ValueError(f"{self.folder} has no raw text of {self.name!r}, only of valid and test sets")
         lines = decode(path.read_bytes(), path, 1).split("\n")[:-1]
         if self.rows is not None:
             return [lines[row] for row in self.rows.tolist()]
         if len(lines) != len(self):
-            raise ValueError(f"{path} has {len(lines):,} lines, not {len(self):,}; run preprocess again")
+            raise damaged(f"{path} has {len(lines):,} lines, not {len(self):,}")
         return lines
 
     def batch(
@@ -157,9 +155,11 @@ class Split:
         source, target = self.source.gather(pairs), self.target.gather(pairs)
         sizes = self.tokenizer.source_size, self.tokenizer.target_size
         if source.ids.max() >= sizes[0] or target.ids.max() >= sizes[1]:
-            raise ValueError(f"{self.folder}: {self.name} has ids outside the vocabulary; run preprocess again")
-        links = self._links(pairs, source, target) if transform is None else None
-        if transform is not None:
+            raise damaged(f"{self.folder}: {self.name} has ids outside the vocabulary")
+        links = None
+        if transform is None:
+            links = self._links(pairs, source, target)
+        else:
             source, target = transform(pairs, source, target, monolingual=self.monolingual(pairs))
         starts = target.starts
         shifted = np.empty_like(target.ids)
@@ -185,9 +185,7 @@ class Split:
         sentence = links.sentence_of_id
         rows = np.column_stack((sentence, links.ids >> 16, links.ids & 0xFFFF)).astype(np.int64)
         if (rows[:, 1] >= source.lengths[sentence]).any() or (rows[:, 2] >= target.lengths[sentence]).any():
-            raise ValueError(
-                f"{self.folder}: {self.name} has alignments beyond the end of a sentence; run preprocess again"
-            )
+            raise damaged(f"{self.folder}: {self.name} has alignments beyond the end of a sentence")
         return rows
 
 
@@ -223,8 +221,7 @@ class Dataset:
             check_files(shard, manifest, SMALL_FILE)
             if counts_language_token(manifest) != counts_language_token(manifests[0]):
                 raise ValueError(
-                    f"one of {shard} and {shards[0]} was made with --no-language-token-loss; preprocess all shards "
-                    "with the same flags"
+                    f"{shard} and {shards[0]} differ in --no-language-token-loss; give all shards the same flags"
                 )
             for name in ("tokenizer", "source_lang", "target_lang", "languages", "directions"):
                 if manifest[name] != manifests[0][name]:
@@ -284,11 +281,8 @@ class Dataset:
 
 def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
     """Returns the split `name`: the concatenation of the splits with this name in all shards."""
-    having = [
-        (shard, facts["splits"][name])
-        for shard, facts in zip(shards, manifests, strict=True)
-        if name in facts["splits"]
-    ]
+    pairs = zip(shards, (manifest["splits"].get(name) for manifest in manifests), strict=True)
+    having = [(shard, facts) for shard, facts in pairs if facts is not None]
     directions = tuple(Direction(source, target) for source, target in manifests[0]["directions"])
     indices = [_direction_index(shard, name, len(directions)) for shard, _ in having if directions]
     index = None if not indices else indices[0] if len(indices) == 1 else ConcatArrays(indices)
@@ -301,10 +295,8 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
         sides[0] = replace(sides[0], first=FirstTokens(index, tokens))
     aligned = [(shard, facts[ALIGNMENTS]) for shard, facts in having if ALIGNMENTS in facts]
     if aligned and len(aligned) < len(having):
-        raise ValueError(
-            f"{aligned[0][0]} has alignments and other shards have none; "
-            "preprocess all shards with --alignments, or no shard"
-        )
+        advice = "preprocess all shards with --alignments, or no shard"
+        raise ValueError(f"{aligned[0][0]} has alignments and other shards have none; {advice}")
     alignments = joined([_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]) if aligned else None
     return Split(
         name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index,
@@ -318,7 +310,7 @@ def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[n
     index = map_array(folder / direction_file(split), DIRECTION_DTYPE)
     for start in range(0, len(index), CHUNK_ROWS):
         if int(index[start : start + CHUNK_ROWS].max()) >= directions:
-            raise ValueError(f"{folder}: {split} has rows of unknown directions; run preprocess again")
+            raise damaged(f"{folder}: {split} has rows of unknown directions")
     return index
 
 
@@ -328,6 +320,7 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: 
     `ids_side` takes the place of `side` in the name of the file of ids.
     """
     dtype = LINK_DTYPE if side == ALIGNMENTS else facts["dtype"]
+    name = f"{folder}: the {side} side of {split}"
     ids = map_array(folder / array_file(split, ids_side or side, "ids"), dtype)
     offsets = map_array(folder / array_file(split, side, "offsets"), "int64")
     lengths = map_array(folder / array_file(split, side, "lengths"), "int32")
@@ -335,19 +328,11 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: 
     for start in range(0, len(lengths), CHUNK_ROWS):
         length, offset = lengths[start : start + CHUNK_ROWS], offsets[start : start + CHUNK_ROWS]
         tokens += int(length.sum(dtype=np.int64))
-        if (
-            int(length.min()) < (0 if side == ALIGNMENTS else 1)
-            or int(offset.min()) < 0
-            or bool((offset > len(ids) - length).any())
-        ):
-            raise ValueError(
-                f"{folder}: the {side} side of {split} has rows beyond the end of its ids; run preprocess again"
-            )
+        is_short = length < (0 if side == ALIGNMENTS else 1)
+        if is_short.any() or int(offset.min()) < 0 or bool((offset > len(ids) - length).any()):
+            raise damaged(f"{name} has rows beyond the end of its ids")
     if tokens != facts["tokens"]:
-        raise ValueError(
-            f"{folder}: the {side} side of {split} has {tokens:,} entries, but the manifest says {facts['tokens']:,}; "
-            "run preprocess again"
-        )
+        raise damaged(f"{name} has {tokens:,} entries, but the manifest says {facts['tokens']:,}")
     return StoredSide(ids, offsets, lengths)
 
 
@@ -361,22 +346,22 @@ def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
     for shard in shard_folders(folder):
         check_files(shard, read_manifest(shard), None)
     lines = []
-    sizes = dataset.tokenizer.source_size, dataset.tokenizer.target_size
+    tokenizer = dataset.tokenizer
     for name, split in dataset.splits.items():
-        for side_name, side, size in zip(SIDES, (split.source, split.target), sizes, strict=True):
-            _check_ids(side, size, f"{folder}: the {side_name} side of {name}")
+        _check_ids(split.source, tokenizer.source_size, f"{folder}: the source side of {name}")
+        _check_ids(split.target, tokenizer.target_size, f"{folder}: the target side of {name}")
         lines.append(f"{name}: {len(split):,} pairs, checksums are correct")
         for row in range(min(decoded_pairs, len(split))):
-            source = dataset.tokenizer.decode_source(split.source.sentence(row))
-            lines.append(f"  {source} → {dataset.tokenizer.decode_target(split.target.sentence(row))}")
+            source = tokenizer.decode_source(split.source.sentence(row))
+            lines.append(f"  {source} → {tokenizer.decode_target(split.target.sentence(row))}")
     return lines
 
 
 def _check_ids(side: StoredSide, vocabulary: int, name: str) -> None:
     for start in range(0, len(side.ids), CHUNK_ROWS):
         if int(np.max(side.ids[start : start + CHUNK_ROWS])) >= vocabulary:
-            raise ValueError(f"{name} has ids outside the vocabulary; run preprocess again")
+            raise damaged(f"{name} has ids outside the vocabulary")
     for start in range(0, len(side.lengths), CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         if not (np.asarray(side.ids[side.offsets[rows] + side.lengths[rows] - 1]) == EOS).all():
-            raise ValueError(f"{name} has rows that do not end in eos; run preprocess again")
+            raise damaged(f"{name} has rows that do not end in eos")

@@ -246,13 +246,12 @@ class PreprocessConfig(Config):
                 f"--weights needs a number for each corpus of --trainpref ({len(self.train)}), but has "
                 f"{len(self.weights)}"
             )
-        if self.tags and all(self.tags):
-            for flag, tags, prefixes in self._tags_of_held_out():
-                if prefixes and not tags:
-                    raise ValueError(
-                        f"every training corpus has a --tag, and the {flag[2:-4]} sets have none; give "
-                        f"{flag} with one item for each set; an empty item means no tag"
-                    )
+        if all(self.tags) and (missing := self.untagged()):
+            flag = missing[0]
+            raise ValueError(
+                f"every training corpus has a --tag, and the {flag[2:-4]} sets have none; give "
+                f"{flag} with one item for each set; an empty item means no tag"
+            )
         for flag, items, prefixes in (
             ("--alignments", self.alignments, self.train),
             ("--tag", self.tags, self.train),
@@ -275,9 +274,7 @@ class PreprocessConfig(Config):
             return None
         part = part_of(self.shard, MAX_SHARDS)
         if not self.tokenizer_from:
-            raise ValueError(
-                "--shard needs --tokenizer-from, so that all shards have the same tokenizer; preprocess a sample first"
-            )
+            raise ValueError("--shard needs --tokenizer-from, the tokenizer of all shards; preprocess a sample first")
         return part
 
     def _tags_of_held_out(self) -> Sequence[tuple[str, tuple[str | None, ...], tuple[str, ...]]]:

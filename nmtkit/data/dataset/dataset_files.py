@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import parse_json, sha256_of, sync_folder
+from nmtkit.config.files import parse_json, sha256_of, sync_folder, write_atomically
 from nmtkit.jobs.folder_lock import lock
 
 FORMAT = 2
@@ -87,13 +87,12 @@ def shard_folders(folder: Path) -> list[Path]:
     names = [match for path in folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
     if not names:
         raise ValueError(f"{folder} is not an nmtkit dataset: it has no {MANIFEST}")
-    counts = sorted({int(match[2]) for match in names})
-    if len(counts) > 1:
+    count, *others = sorted({int(match[2]) for match in names})
+    if others:
         raise ValueError(
-            f"{folder} has shards of two datasets (with {counts[0]} and {counts[1]} shards); remove the shards of one "
-            "dataset"
+            f"{folder} has shards of two datasets (with {count} and {others[0]} shards); remove one set of shards"
         )
-    shards = [folder / shard_name(shard, counts[0]) for shard in range(1, counts[0] + 1)]
+    shards = [folder / shard_name(shard, count) for shard in range(1, count + 1)]
     missing = [path.name for path in shards if not (path / MANIFEST).is_file()]
     if missing:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; make them with preprocess --shard")
@@ -114,13 +113,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not the manifest of an nmtkit dataset")
     if manifest["nmtkit_dataset"] not in (FORMAT, MULTILINGUAL_FORMAT):
         raise ValueError(
-            f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads formats {FORMAT} and "
-            f"{MULTILINGUAL_FORMAT}; run preprocess again"
+            f"{path} has format {manifest['nmtkit_dataset']}, not {FORMAT} or {MULTILINGUAL_FORMAT}; preprocess again"
         )
     try:
         _check_manifest(manifest)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; run preprocess again") from None
+        raise damaged(f"{path} is damaged: {error}") from None
     return manifest
 
 
@@ -190,9 +188,7 @@ def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs:
     counts = _entry(facts, "directions", list, f"splits.{split}.")
     if len(counts) != directions or not all(type(count) is int for count in counts) or sum(counts) != pairs:
         raise ValueError(f"splits.{split}.directions must count {pairs:,} pairs in {directions} directions")
-    name = direction_file(split)
-    if files.get(name, {}).get("bytes") != 2 * pairs:
-        raise ValueError(f"{name} is missing or does not match {pairs:,} pairs")
+    _check_size(files, direction_file(split), 2, pairs)
 
 
 def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any], ids: str | None = None) -> None:
@@ -200,13 +196,18 @@ def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str
 
     If `ids` is given, the name of the file of ids has `ids` in place of `side`.
     """
-    for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
-        name = array_file(split, (ids or side) if array == "ids" else side, array)
-        if name not in files:
-            raise ValueError(f"files lacks {name}")
-        size = files[name]["bytes"]
-        if size % width or (array != "ids" and size != pairs * width):
-            raise ValueError(f"{name} has {size:,} bytes, which does not match {pairs:,} pairs")
+    _check_size(files, array_file(split, ids or side, "ids"), np.dtype(dtype).itemsize, None)
+    _check_size(files, array_file(split, side, "offsets"), 8, pairs)
+    _check_size(files, array_file(split, side, "lengths"), 4, pairs)
+
+
+def _check_size(files: dict[str, Any], name: str, width: int, entries: int | None) -> None:
+    """Raises ValueError unless the file `name` has `entries` (None: any number of) entries of `width` bytes."""
+    if name not in files:
+        raise ValueError(f"files lacks {name}")
+    size = files[name]["bytes"]
+    if size % width or entries not in (None, size // width):
+        raise ValueError(f"{name} has {size:,} bytes, which does not match {entries} entries of {width} bytes")
 
 
 def _entry(table: dict[str, Any], name: str, kind: type, where: str) -> Any:
@@ -217,16 +218,17 @@ def _entry(table: dict[str, Any], name: str, kind: type, where: str) -> Any:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False))
+
+
+def damaged(facts: str) -> ValueError:
+    """Returns the error for a dataset whose files contradict each other or the manifest."""
+    return ValueError(f"{facts}; run preprocess again")
 
 
 def checksum(path: Path) -> dict[str, Any]:
     """Returns the size and SHA-256 of a file for the manifest. First syncs the file to disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_folder(path)
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
@@ -240,16 +242,14 @@ def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> 
     for name, facts in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise ValueError(f"{folder} is damaged: {name} is missing; run preprocess again")
-        size = path.stat().st_size
-        if size != facts["bytes"]:
-            raise ValueError(
-                f"{path} has {size:,} bytes, and {MANIFEST} says {facts['bytes']:,}: "
-                "the file was truncated or overwritten; run preprocess again"
-            )
+            raise damaged(f"{folder} is damaged: {name} is missing")
+        size, expected = path.stat().st_size, facts["bytes"]
+        if size != expected:
+            change = "the file was truncated or overwritten"
+            raise damaged(f"{path} has {size:,} bytes, and {MANIFEST} says {expected:,}: {change}")
         checked = largest is None or size <= largest or name.startswith(TOKENIZER_FOLDER)
         if checked and sha256_of(path) != facts["sha256"]:
-            raise ValueError(f"{path} is damaged: its checksum differs from {MANIFEST}; run preprocess again")
+            raise damaged(f"{path} is damaged: its checksum differs from {MANIFEST}")
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
@@ -315,7 +315,7 @@ class AtomicFolder:
         try:
             if not lock(handle):
                 raise ValueError(
-                    f"another process is writing {self.final}; wait until it ends, or give another --destdir"
+                    f"another process is writing {self.final}; wait for its end, or give another --destdir"
                 )
         finally:
             os.close(handle)

@@ -31,23 +31,20 @@ from nmtkit.data.dataset.drop_reasons import (
 )
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.dataset.report import SampledPair, TextStatistics, sampled
-from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, Arrays, EncodedBlock, Sizes, Storage, sizes_of
+from nmtkit.data.dataset.storage import HASHES, TRAIN, Arrays, EncodedBlock, Sizes, Storage, sizes_of
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder, WordPieces
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.text.encoded import Encoded, positions, starts_of
 
 _LINE = re.compile(r"\s*(?:[0-9]{1,6}-[0-9]{1,6}(?:\s+|$))*")
 
-WordLinks = npt.NDArray[np.int64]  # [links, 2], indices of a source and a target word
-
 
 class BlockEncoder:
     """Encodes the lines of corpora. Use one encoder for many blocks, because an encoder caches words."""
 
     def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str]) -> None:
-        self._encoders = [BatchEncoder(tokenizer.source, dtypes[0])]
-        if not tokenizer.one_model:
-            self._encoders.append(BatchEncoder(tokenizer.target, dtypes[1]))
+        models = [tokenizer.source] if tokenizer.one_model else [tokenizer.source, tokenizer.target]
+        self._encoders = [BatchEncoder(model, dtype) for model, dtype in zip(models, dtypes, strict=False)]
         self._hashes = RowHash(tokenizer.source_size, 0), RowHash(tokenizer.target_size, 1)
 
     def of(self, language: int) -> BatchEncoder:
@@ -85,7 +82,6 @@ class EncodingWorker:
         self._config = config
         self._held_out_keys = held_out_keys  # sorted keys of all valid and test pairs
         self._storage = storage
-        self._files = ArrayFiles(storage, TRAIN)
         self._encoder = BlockEncoder(tokenizer, storage.dtypes)
         self._unwritten: deque[Arrays] = deque()
         self._piece_counts = {
@@ -145,8 +141,7 @@ class EncodingWorker:
         self, block: LineBlock, corpus: ParallelCorpus, texts: Sequence[bytes], sides: Sequence[Encoded], keep: Mask
     ) -> Encoded:
         """Returns the links between the pieces of each kept pair."""
-        path, first_line = corpus.alignments, block.first_line
-        assert path is not None
+        path, first_line = corpus.inputs[-1], block.first_line
         links, rows = parse_links(decode(block.spans[-1].read(), path, first_line), path, first_line)
         words = [
             self._encoder.of(index).words(text.decode(), side)
@@ -160,7 +155,7 @@ class EncodingWorker:
     def write(self, offset: Sizes) -> None:
         """Writes the oldest encoded block that is not written yet. `offset` has the sizes of all earlier blocks."""
         arrays = self._unwritten.popleft()
-        self._files.write(arrays, offset)
+        self._storage.write(TRAIN, arrays, offset)
         if self._config.report is not None:
             for name, counts in self._piece_counts.items():
                 counts += np.bincount(arrays[name], minlength=len(counts))
@@ -197,28 +192,23 @@ def sample_of(first_line: int, lines: Sequence[LineBytes], keep: Mask) -> list[S
 # index of a piece in its sentence. A tag before the source sentence counts as a piece.
 
 
-def parse_links(text: str, path: Path, first_line: int) -> tuple[WordLinks, npt.NDArray[np.int64]]:
-    """Returns the links [links, 2] of all lines, and for each link the index of its line in `text`, from 0.
+def parse_links(text: str, path: Path, first_line: int) -> tuple[RowNumbers, RowNumbers]:
+    """Returns the links of all lines, and for each link the index of its line in `text`, from 0.
 
+    A link [links, 2] has the indices of a source word and a target word.
     `first_line` is the number of the first line of `text` in the file. Raises ValueError with file and line if a line
     is not in Pharaoh format.
     """
     lines = text.split("\n")[:-1]
     for row, line in enumerate(lines):
         if not _LINE.fullmatch(line):
-            raise ValueError(
-                f"{path}:{first_line + row}: {line[:60]!r} is not an alignment; lines look like 0-0 1-2 2-1"
-            )
+            raise ValueError(f"{path}:{first_line + row}: {line[:60]!r} is not an alignment such as 0-0 1-2 2-1")
     links = np.array(text.replace("-", " ").split(), np.int64).reshape(-1, 2)
     return links, np.repeat(np.arange(len(lines)), [line.count("-") for line in lines])
 
 
 def links_of_pieces(
-    links: WordLinks,
-    rows: npt.NDArray[np.int64],
-    keep: npt.NDArray[np.bool_],
-    sides: Sequence[WordPieces],
-    location: Callable[[int], str],
+    links: RowNumbers, rows: RowNumbers, keep: Mask, sides: Sequence[WordPieces], location: Callable[[int], str]
 ) -> Encoded:
     """Converts links between words to links between pieces. Only the lines where `keep` [lines] is true are converted.
 

@@ -3,19 +3,20 @@
 The file of --corpora is TOML. Each entry [[corpus]] describes a corpus.
 """
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import filecmp
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, repeat
 from pathlib import Path
 from typing import NamedTuple
 
 from nmtkit.config import Config, derive, option, suggestion
 from nmtkit.config.files import read_toml
 from nmtkit.data.corpora.blocks import BLOCK_BYTES, BLOCK_LINES, LineBlock, blocks, extracted_blocks
-from nmtkit.data.corpora.corpus import Corpus, as_columns, check_line_counts, locate, locate_side
+from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, check_line_counts, locate, locate_side
 from nmtkit.data.corpora.lines import lists_of_lines
 from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.directions import MAX_DIRECTIONS, Direction
 from nmtkit.text.language_identification import exchanged
@@ -67,9 +68,8 @@ class ParallelCorpus:
         if alignments is not None and not alignments.is_file():
             raise FileNotFoundError(f"--alignments {alignments}: no such file")
         if alignments is not None and corpus.format is not None:
-            raise ValueError(
-                f"--alignments {alignments} needs a corpus of two files of lines; {corpus.source} is one file"
-            )
+            needed = "a corpus of two files of lines"
+            raise ValueError(f"--alignments {alignments} needs {needed}; {corpus.source} is one file")
         paths = corpus.source, corpus.target
         languages = corpus.languages[0] or "", corpus.languages[1] or ""
         container = corpus if corpus.format else None
@@ -121,14 +121,13 @@ class ParallelCorpus:
         """Returns a warning for each pair of files whose languages seem exchanged. Reads only the first lines."""
         if len(set(self.languages)) < 2:
             return []
-        lines = self.first_lines(LANGUAGE_SAMPLE, longest)
+        sides = zip(self.languages, self.names, self.first_lines(LANGUAGE_SAMPLE, longest), strict=True)
         found = []
-        for first, second in combinations(range(len(self.languages)), 2):
-            codes = self.languages[first], self.languages[second]
-            if (share := exchanged(lines[first], lines[second], codes)) is not None:
-                names = " and ".join(dict.fromkeys((str(self.names[first]), str(self.names[second]))))
+        for (source, source_name, first), (target, target_name, second) in combinations(sides, 2):
+            if (share := exchanged(first, second, (source, target))) is not None:
+                names = " and ".join(dict.fromkeys((str(source_name), str(target_name))))
                 found.append(
-                    f"the languages {' and '.join(codes)} of {names} seem to be exchanged: at least {share:.0%} of the "
+                    f"the languages {source} and {target} of {names} seem to be exchanged: at least {share:.0%} of the "
                     "first lines of each side are in the language of the other side"
                 )
         return found
@@ -173,25 +172,15 @@ def open_corpora(config: PreprocessConfig, scratch: Path) -> DatasetCorpora:
         weights: Sequence[float] = (),
         alignments: Sequence[Path | None] = (),
     ) -> list[ParallelCorpus]:
+        settings = zip(prefixes, weights or repeat(1.0), tags or repeat(None), alignments or repeat(None), strict=False)
         return [
-            ParallelCorpus.of(
-                locate(prefix, config.source_lang, config.target_lang, columns),
-                weights[index] if weights else 1.0,
-                tags[index] if tags else None,
-                alignments[index] if alignments else None,
-            )
-            for index, prefix in enumerate(prefixes)
+            ParallelCorpus.of(locate(prefix, config.source_lang, config.target_lang, columns), weight, tag, alignment)
+            for prefix, weight, tag, alignment in settings
         ]
 
     train = located(config.train, config.tags, config.weights, config.alignments)
-    held_out = {
-        f"{name}{index or ''}": [corpus]
-        for name, prefixes, tags in (
-            ("valid", config.valid, config.valid_tags),
-            ("test", config.test, config.test_tags),
-        )
-        for index, corpus in enumerate(located(prefixes, tags))
-    }
+    sets = {"valid": located(config.valid, config.valid_tags), "test": located(config.test, config.test_tags)}
+    held_out = {f"{name}{index or ''}": [each] for name, corpora in sets.items() for index, each in enumerate(corpora)}
     return DatasetCorpora(train, held_out, [Direction(config.source_lang, config.target_lang)], [])
 
 
@@ -236,13 +225,16 @@ class CorpusEntry(Config):
         """
         count = range(len(self.languages))
         possible = [(source, target) for source in count for target in count if source != target or len(count) == 1]
-        names = [str(Direction(self.languages[source], self.languages[target])) for source, target in possible]
+        names = [str(self.direction(*indices)) for indices in possible]
         for name in self.directions:
             if name not in names:
                 raise ValueError(f"directions names {name!r}, which is not possible; {suggestion(name, names)}")
             if self.directions.count(name) > 1:
                 raise ValueError(f"directions has {name!r} twice")
         return [possible[names.index(name)] for name in self.directions] if self.directions else possible
+
+    def direction(self, source: int, target: int) -> Direction:
+        return Direction(self.languages[source], self.languages[target])
 
     def pairs(self, numbers: Mapping[Direction, int]) -> tuple[LanguagePair, ...]:
         """Returns the pairs of languages with at least one direction. `numbers` has the index of each direction.
@@ -253,9 +245,7 @@ class CorpusEntry(Config):
         for source, target in self.directed():
             first, second = sorted((source, target), key=lambda index: self.languages[index])
             both = result.setdefault((first, second), [NO_DIRECTION, NO_DIRECTION])
-            both[int((source, target) != (first, second))] = numbers[
-                Direction(self.languages[source], self.languages[target])
-            ]
+            both[int((source, target) != (first, second))] = numbers[self.direction(source, target)]
         return tuple(LanguagePair(*indices, *both) for indices, both in result.items())
 
 
@@ -284,9 +274,6 @@ def read_entries(path: Path) -> list[CorpusEntry]:
         if isinstance(columns := several.get("columns"), list):  # [4, 5] means ["4", "5"], like --columns 4,5
             several["columns"] = [str(column) if type(column) is int else column for column in columns]
         entries.append(derive(CorpusEntry, several, origin))
-    directions = directions_of(entries)
-    if len(directions) > MAX_DIRECTIONS:
-        raise ValueError(f"{path} has {len(directions):,} directions; a dataset has at most {MAX_DIRECTIONS:,}")
     return entries
 
 
@@ -295,7 +282,9 @@ def _corpora_of_file(config: PreprocessConfig, scratch: Path) -> DatasetCorpora:
     entries = read_entries(config.corpora)
     if not config.tokenizer_from and not any(entry.train for entry in entries):
         raise ValueError(f"{config.corpora} has no training text for a tokenizer; give train, or --tokenizer-from")
-    directions = directions_of(entries)
+    directions = list(dict.fromkeys(entry.direction(*each) for entry in entries for each in entry.directed()))
+    if (count := len(directions)) > MAX_DIRECTIONS:
+        raise ValueError(f"{config.corpora} has {count:,} directions; a dataset has at most {MAX_DIRECTIONS:,}")
     numbers = {direction: number for number, direction in enumerate(directions)}
     corpora: dict[str, list[ParallelCorpus]] = {split: [] for split in SPLITS}
     for entry in entries:
@@ -307,17 +296,6 @@ def _corpora_of_file(config: PreprocessConfig, scratch: Path) -> DatasetCorpora:
     languages = list(dict.fromkeys(code for entry in entries for code in entry.languages))
     held_out = {split: several for split, several in corpora.items() if several}
     return DatasetCorpora(train, held_out, directions, languages)
-
-
-def directions_of(entries: Iterable[CorpusEntry]) -> list[Direction]:
-    """Returns each direction of the entries once, in the order of the file."""
-    return list(
-        dict.fromkeys(
-            Direction(entry.languages[source], entry.languages[target])
-            for entry in entries
-            for source, target in entry.directed()
-        )
-    )
 
 
 def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
@@ -333,30 +311,22 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
             raise ValueError(f"columns have no effect on {name}: a corpus of one language is a file of lines")
         path = locate_side(name, languages[0])
         return (path,), (path,)
-    corpora = [
-        locate(
-            name, languages[0], languages[index], (entry.columns[0], entry.columns[index]) if entry.columns else None
-        )
-        for index in range(1, len(languages))
-    ]
+    columns = [(entry.columns[0], column) for column in entry.columns[1:]]
+    others = zip(languages[1:], columns or repeat(None), strict=False)
+    corpora = [locate(name, languages[0], language, each) for language, each in others]
     if corpora[0].format is None:
         paths = (corpora[0].source, *(corpus.target for corpus in corpora))
         return paths, paths
     folder.mkdir(parents=True)
-    extracted = tuple(folder / str(index) for index in range(len(languages)))
-    sources = []
-    for index, corpus in enumerate(corpora, 1):
-        digest = hashlib.sha256()
-        with extracted[0].open("wb") as source, extracted[index].open("wb") as target:
+    extracted: list[Path] = []
+    for language, corpus in zip(languages[1:], corpora, strict=True):
+        with CorpusWriter(str(folder / language), (languages[0], language)) as writer:
             for part in pairs(corpus):
-                text = "".join(line + "\n" for line in part.sources).encode()
-                digest.update(text)
-                source.write(text)
-                target.write("".join(line + "\n" for line in part.targets).encode())
-        sources.append(digest.digest())
-        if sources[0] != digest.digest():
+                writer.write(Pairs(part.sources, part.targets, []))
+        source, target = writer.paths
+        if extracted and not filecmp.cmp(extracted[0], source, shallow=False):
             raise ValueError(
-                f"{name} has different {languages[0]} lines for {languages[1]} and for {languages[index]}; "
-                "write an entry for each pair of languages"
+                f"{name}: {languages[0]} lines for {languages[1]} and {language} differ; write an entry for each pair"
             )
-    return extracted, (Path(name),) * len(languages)
+        extracted += [target] if extracted else [source, target]
+    return tuple(extracted), (Path(name),) * len(languages)

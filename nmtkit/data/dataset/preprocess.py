@@ -123,7 +123,7 @@ class DatasetWriter:
         if any(config.alignments) and not all(self._encoder.of(side).can_align for side in (0, 1)):
             raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")
         # read now, because the dataset of --tokenizer-from may be replaced
-        self._expected_pieces = expected_pieces_per_word(config.tokenizer_from) if config.corpora is None else None
+        self._expected_pieces = expected_pieces_per_word(config.tokenizer_from) if config.corpora is None else {}
         self._held_out_profile = profile_of((b"", b""))
         self._held_out_keys: list[dropping.Hashes] = []
         self._checksums: dict[str, dict[str, Any]] = {}
@@ -238,9 +238,13 @@ class DatasetWriter:
     @staticmethod
     def _pairs_of_shard(corpora: Sequence[ParallelCorpus], shards: int) -> float | None:
         """Returns the number of pairs of one of `shards` equal shards, or None if counting is not cheap."""
-        counts = [None if corpus.container else count_lines(corpus.paths[:1]) for corpus in corpora]
-        known = [count * len(corpus.pairs) for count, corpus in zip(counts, corpora, strict=True) if count is not None]
-        return sum(known) / shards if len(known) == len(corpora) else None
+        total = 0
+        for corpus in corpora:
+            lines = None if corpus.container else count_lines(corpus.paths[:1])
+            if lines is None:
+                return None
+            total += lines * len(corpus.pairs)
+        return total / shards
 
     def _find_duplicates(self, workers: Workers, bounds: list[int]) -> mixing.Dropped | None:
         """Counts the rows that repeat an earlier row.
@@ -267,12 +271,10 @@ class DatasetWriter:
         """Returns the row numbers of an epoch, in chunks. Raises ValueError if an epoch has no pair of a corpus."""
         reports = self.report.corpora
         if self.config.temperature is not None:
-            counts = [report.written for report in reports]
-            for report, weight in zip(
-                reports, mixing.weights_of_temperature(counts, self.config.temperature), strict=True
-            ):
+            weights = mixing.weights_of_temperature([each.written for each in reports], self.config.temperature)
+            for report, weight in zip(reports, weights, strict=True):
                 report.weight = weight
-            if (largest := max(report.weight for report in reports)) > MAX_PASSES:
+            if (largest := max(weights)) > MAX_PASSES:
                 raise ValueError(
                     f"--temperature {self.config.temperature} makes an epoch contain each pair of a corpus "
                     f"{largest:,.0f} times; give a temperature nearer to 1"
@@ -297,10 +299,9 @@ class DatasetWriter:
         self.report.splits[split] = SplitReport.of({side: map_array(path, "int32") for side, path in paths.items()})
 
     def _report_pieces(self, counts_of_workers: list[list[npt.NDArray[np.int64]]]) -> None:
-        pieces_of = {"source": self.tokenizer.source_pieces, "target": self.tokenizer.target_pieces}
-        for index, side in enumerate(SIDES):
-            counts = np.sum([counts[index] for counts in counts_of_workers], axis=0)
-            self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
+        pieces_of = self.tokenizer.source_pieces, self.tokenizer.target_pieces
+        for side, names, counts in zip(SIDES, pieces_of, zip(*counts_of_workers, strict=True), strict=True):
+            self.report.pieces[side] = PieceReport.of(np.sum(counts, axis=0), names)
 
     def warnings(self, languages: bool) -> list[str]:
         """Returns warnings about likely errors in the training data. With --corpora, checks each corpus separately.

@@ -7,6 +7,7 @@ shifted lines, exchanged languages.
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -261,14 +262,14 @@ def pieces_per_word(blocks: Sequence[TextStatistics]) -> dict[str, float]:
 def find_warnings(
     corpora: Sequence[CorpusReport],
     model_type: str,
-    expected: Mapping[str, float] | None,
+    expected: Mapping[str, float],
     trained_here: bool,
     held_out: Profile | None = None,
     languages: bool = True,
 ) -> list[str]:
     """Returns a warning, with the measured value, for each likely error in the training text of `corpora`.
 
-    `expected` has the mean number of pieces per word for each side of the dataset of --tokenizer-from, or is None if
+    `expected` has the mean number of pieces per word for each side of the dataset of --tokenizer-from, or is empty if
     --tokenizer-from is not a dataset. `trained_here` is true if the tokenizer was trained on this text. `held_out` is
     the profile of the valid and test sets. If `languages` is false, no warning compares the languages of the sides with
     `held_out` or with all training text.
@@ -305,11 +306,11 @@ def _unknown(blocks: Sequence[TextStatistics], limit: float) -> list[str]:
     ]
 
 
-def _other_language(blocks: Sequence[TextStatistics], expected: Mapping[str, float] | None) -> list[str]:
+def _other_language(blocks: Sequence[TextStatistics], expected: Mapping[str, float]) -> list[str]:
     result = []
     lines, words = sum(block.lines for block in blocks), np.sum([block.words for block in blocks], axis=0)
     for index, (side, per_word) in enumerate(pieces_per_word(blocks).items()):
-        usual = (expected or {}).get(side)
+        usual = expected.get(side)
         if usual and not 1 / PIECES_FACTOR < per_word / usual < PIECES_FACTOR:
             result.append(
                 f"a {side} word has {per_word:.2f} pieces on average, and {usual:.2f} in the dataset of the tokenizer: "
@@ -323,8 +324,7 @@ def _other_language(blocks: Sequence[TextStatistics], expected: Mapping[str, flo
 def _uncorrelated(corpus: CorpusReport) -> list[str]:
     """Returns a warning if the lengths of the sides are uncorrelated in all blocks or in the last blocks."""
     figures = [(block, figure) for block in corpus.text if (figure := block.correlation()) is not None]
-    healthy = [index for index, (_, figure) in enumerate(figures) if figure >= CORRELATION]
-    sick = figures[healthy[-1] + 1 if healthy else 0 :]
+    sick = list(takewhile(lambda measured: measured[1] < CORRELATION, reversed(figures)))[::-1]
     if not sick:
         return []
     mean = float(np.mean([figure for _, figure in sick]))
@@ -408,9 +408,8 @@ def _share(part: int, total: int) -> str:
 
 def _charts(split: SplitReport, report: DatasetReport) -> list[Html]:
     """Returns a chart of the lengths of each side."""
-    languages = {"source": report.source_lang, "target": report.target_lang}
     charts = []
-    for side, counts in split.histograms.items():
+    for language, counts in zip((report.source_lang, report.target_lang), split.histograms.values(), strict=True):
         more = f"; the last bar means {LONGEST_BAR} or more tokens" if counts[LONGEST_BAR] else ""
-        charts.append(Html(bar_chart(languages[side], f"sentences by tokens{more}", counts.tolist(), "tokens")))
+        charts.append(Html(bar_chart(language, f"sentences by tokens{more}", counts.tolist(), "tokens")))
     return charts

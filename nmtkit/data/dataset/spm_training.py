@@ -80,15 +80,15 @@ def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
         raise ValueError(f"{path} does not contain a tokenizer of nmtkit: {error}") from error
 
 
-def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
+def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float]:
     """Returns the mean number of pieces per word of each side of the dataset in `paths`.
 
-    Returns None if `paths` is not a dataset, or if the manifest lacks these numbers.
+    Returns {} if `paths` is not a dataset, or if the manifest lacks these numbers.
     """
     if len(paths) != 1 or not (paths[0] / MANIFEST).is_file():
-        return None
+        return {}
     figures = read_manifest(paths[0])["report"].get("pieces_per_word")
-    return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else None
+    return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else {}
 
 
 def dataset_tokenizer(config: PreprocessConfig, corpora: DatasetCorpora) -> Tokenizer:
@@ -184,9 +184,8 @@ def _training_error(message: str, vocab_size: int, model_type: str, control: int
         start = f"--vocab-size {vocab_size} is too small for all characters; the smallest"
         return VocabularySizeError(start, int(smallest[1]) + control)
     if "char_model_trainer" in message:
-        return ValueError(
-            f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
-        )
+        reason = "bytes and special symbols leave no room for characters"
+        return ValueError(f"--vocab-size {vocab_size} is too small: {reason}")
     if "sentences_.empty()" in message:
         return ValueError("there is no text to train a tokenizer on: every line is empty")
     return ValueError(f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}")
@@ -224,9 +223,7 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
         tokens_of = f" and the tokens of {', '.join(languages)}" if languages else ""
         log.info("the tokenizer gets %d new pieces%s", len(added), tokens_of)
     else:
-        log.warning(
-            "--extend-tokenizer adds nothing, because the tokenizer already has all languages and pieces of the text"
-        )
+        log.warning("--extend-tokenizer adds nothing: the tokenizer already has all languages and pieces of the text")
     tokens = [ModelPiece(token_like(tokenizer, code), 0.0, CONTROL) for code in languages]
     return Tokenizer(with_pieces(model, [*table[:end], *added, *table[end:], *tokens]))
 
@@ -240,15 +237,12 @@ def extended_by_corpora(tokenizer: Tokenizer, config: PreprocessConfig, corpora:
         texts = corpora.train_texts()
         codes = [code for code in corpora.languages if code not in tokenizer.languages]
         new = {code: texts[code] for code in codes if code in texts} or texts
-        settings = config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes
-        lines = sample_languages(new, *settings)
+        lines = sample_languages(new, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
     else:
-        is_new = [code is not None and code not in tokenizer.languages for code in config.languages]
-        samples = sample_pairs(corpora.train, config.spm_sample, config.seed, config.max_line_bytes)
-        lines = [
-            line for sample, chosen in zip(samples, is_new, strict=True) if chosen or not any(is_new) for line in sample
-        ]
         codes = list(dict.fromkeys(code for code in config.languages if code and code not in tokenizer.languages))
+        samples = sample_pairs(corpora.train, config.spm_sample, config.seed, config.max_line_bytes)
+        of_codes = [sample for sample, code in zip(samples, config.languages, strict=True) if code in codes]
+        lines = list(chain.from_iterable(of_codes or samples))
     return extended(tokenizer, lines, config.extend_tokenizer or 0, codes)
 
 
@@ -265,8 +259,7 @@ def new_pieces(
     except VocabularySizeError as error:
         trained = train_model(lines, error.possible, model_type)
     missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
-    # characters first; the sort is stable
-    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)
+    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)  # characters first; a stable sort
     return sorted(missing[:count], key=lambda piece: -piece.score)
 
 
@@ -318,15 +311,12 @@ def sample_languages(
             yield lines
 
     progress.begin("Reading text", "lines", lambda: count_lines(list(chain.from_iterable(texts.values()))), passes=2)
-    counts = {
-        language: sum(sum(map(bool, map(str.strip, lines))) for lines in read(paths))
-        for language, paths in texts.items()
-    }
-    total = sum(count ** (1 / temperature) for count in counts.values()) or 1.0
-    size = min(limit, sum(counts.values()))
+    counts = [sum(sum(map(bool, map(str.strip, lines))) for lines in read(paths)) for paths in texts.values()]
+    total = sum(count ** (1 / temperature) for count in counts) or 1.0
+    size = min(limit, sum(counts))
     result = []
-    for number, (language, paths) in enumerate(texts.items()):
-        share = round(size * counts[language] ** (1 / temperature) / total)
+    for number, (count, paths) in enumerate(zip(counts, texts.values(), strict=True)):
+        share = round(size * count ** (1 / temperature) / total)
         if not share:
             continue
         sample = Sample[str](share, seed + number)

@@ -81,6 +81,7 @@ class Storage(ABC):
                 "source side only; leave the flag out"
             )
         self.tokenizer, self.folder, self.scratch = tokenizer, folder, scratch
+        self._open: dict[Path, int] = {}  # descriptors of the files of arrays
         self.dtypes = id_dtype(tokenizer.source_size), id_dtype(tokenizer.target_size)
 
     def path(self, split: str, array: str) -> Path:
@@ -102,13 +103,31 @@ class Storage(ABC):
         self, split: str, corpora: Sequence[ParallelCorpus], blocks: Sequence[EncodedBlock], texts: list[list[bytes]]
     ) -> None:
         """Writes a valid or test set. Block i and `texts[i]` have all sentences of corpus i."""
-        files, offset = ArrayFiles(self, split), Sizes()
+        offset = Sizes()
         for corpus, block in zip(corpora, blocks, strict=True):
-            offset.update(files.write(self.block_arrays(block, corpus, held_out=True), offset))
-        files.close()
+            arrays = self.block_arrays(block, corpus, held_out=True)
+            self.write(split, arrays, offset)
+            offset.update(sizes_of(arrays))
+        while self._open:
+            os.close(self._open.popitem()[1])
         self.write_rows(split, [np.arange(sum(int(block.keep.sum()) for block in blocks))])
         for side, text in zip(SIDES, self.raw_texts(split, corpora, texts), strict=True):
             (self.folder / text_file(split, side)).write_bytes(text)
+
+    def write(self, split: str, arrays: Arrays, offset: Sizes) -> None:
+        """Writes the arrays of a block of a subset. `offset` has the total lengths of the arrays of all earlier blocks.
+
+        Blocks can be written in any order and by several processes.
+        """
+        for name, values in self.shifted(arrays, offset).items():
+            path = self.path(split, name)
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+            rest = memoryview(values.tobytes())
+            position = offset[name] * values[:1].nbytes
+            while rest:
+                written = os.pwrite(self._open[path], rest, position)
+                rest, position = rest[written:], position + written
 
     def row_files(self, split: str) -> list[tuple[str, str]]:
         """Returns the names and dtypes of the files that `write_rows` writes."""
@@ -159,7 +178,6 @@ class SideStorage(Storage):
     def __init__(self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, scratch: Path) -> None:
         super().__init__(config, tokenizer, folder, scratch)
         self._prefixes = tokenizer.language_ids(*config.languages, LANGUAGE_FLAGS)
-        self._tags: dict[str, int] = {}
         self._train_sides = (*SIDES, ALIGNMENTS) if any(config.alignments) else SIDES
         self.arrays = tuple(f"{side}.{kind}" for side in self._train_sides for kind in ("ids", "lengths"))
 
@@ -170,18 +188,16 @@ class SideStorage(Storage):
         keep = block.keep[0]
         sides = [side.select(keep) for side in block.sides]
         if corpus.tag is not None:
-            if corpus.tag not in self._tags:
-                self._tags[corpus.tag] = int(self.tokenizer.encode_source([corpus.tag]).ids[0])
-            sides[0] = sides[0].prepend(self._tags[corpus.tag])
+            sides[0] = sides[0].prepend(int(self.tokenizer.encode_source([corpus.tag]).ids[0]))
         for index, tokens in enumerate(self._prefixes):
             for token in tokens:
                 sides[index] = sides[index].prepend(token)
         if ALIGNMENTS in self._train_sides and not held_out:
             sides.append(block.links or Encoded(np.empty(0, LINK_DTYPE), np.zeros(int(keep.sum()), np.int64)))
-        names = self._train_sides[: len(sides)]
-        return {f"{name}.ids": side.ids for name, side in zip(names, sides, strict=True)} | {
-            f"{name}.lengths": side.lengths.astype(np.int32) for name, side in zip(names, sides, strict=True)
-        }
+        arrays: Arrays = {}
+        for name, side in zip(self._train_sides, sides, strict=False):
+            arrays |= {f"{name}.ids": side.ids, f"{name}.lengths": side.lengths.astype(np.int32)}
+        return arrays
 
     def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
         columns = [column for side in self.sides(split) for column in self.sentences(split, f"{side}.lengths")]
@@ -221,9 +237,7 @@ class SharedStorage(Storage):
         directions: Sequence[Direction],
     ) -> None:  # fmt: skip
         if not tokenizer.one_model:
-            raise ValueError(
-                "--corpora needs one tokenizer for all languages; this tokenizer has one model for each side"
-            )
+            raise ValueError("--corpora needs one tokenizer for all languages; yours has one model for each side")
         known, target_only = tokenizer.languages, tokenizer.has_target_languages_only
         needed = {d.target for d in directions} | (set() if target_only else {d.source for d in directions})
         if missing := sorted(needed - known.keys()):
@@ -268,8 +282,8 @@ class SharedStorage(Storage):
         for rows in runs:
             (source, target), directions = self._directed(split, rows)
             self._counts[split] += np.bincount(directions, minlength=self._directions)
-            skipped = self._skipped
-            yield offsets[source], lengths[source], offsets[target] + skipped, lengths[target] - skipped, directions
+            targets = offsets[target] + self._skipped, lengths[target] - self._skipped
+            yield offsets[source], lengths[source], *targets, directions
 
     def _directed(self, split: str, rows: RowNumbers) -> tuple[tuple[RowNumbers, RowNumbers], npt.NDArray[np.uint16]]:
         """Returns the indices of the source sentences, of the target sentences, and of the directions.
@@ -296,33 +310,6 @@ class SharedStorage(Storage):
     def facts(self, split: str) -> dict[str, Any]:
         stored = self.path(split, f"{SHARED}.ids").stat().st_size // np.dtype(self.dtypes[0]).itemsize
         return {SHARED: {"tokens": stored, "dtype": self.dtypes[0]}, "directions": self._counts[split].tolist()}
-
-
-class ArrayFiles:
-    """The arrays of a subset, as files that are written in parts. A part can be written at any position."""
-
-    def __init__(self, storage: Storage, split: str) -> None:
-        self._storage, self._split = storage, split
-        self._open: dict[str, int] = {}
-
-    def write(self, arrays: Arrays, offset: Sizes) -> Sizes:
-        """Writes the arrays of a block after the arrays of all earlier blocks, which have the total lengths `offset`.
-
-        Returns the lengths of the arrays of the block.
-        """
-        for name, values in self._storage.shifted(arrays, offset).items():
-            if name not in self._open:
-                self._open[name] = os.open(self._storage.path(self._split, name), os.O_WRONLY | os.O_CREAT, 0o666)
-            rest = memoryview(values.tobytes())
-            position = offset[name] * values[:1].nbytes
-            while rest:
-                written = os.pwrite(self._open[name], rest, position)
-                rest, position = rest[written:], position + written
-        return sizes_of(arrays)
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
 
 
 def sizes_of(arrays: Arrays) -> Sizes:

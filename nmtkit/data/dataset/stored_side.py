@@ -31,7 +31,11 @@ class ConcatArrays:
         if isinstance(index, slice):
             start, end, step = index.indices(len(self))
             assert step == 1
-            return self._range(start, end)
+            pieces = [
+                part[max(0, start - first) : max(0, end - first)] + self.dtype.type(shift)
+                for part, first, shift in zip(self.parts, self.bounds[:-1].tolist(), self.shifts, strict=True)
+            ]
+            return np.concatenate(pieces)
         rows = np.atleast_1d(np.asarray(index))
         result = np.empty(len(rows), self.dtype)
         part_of = np.searchsorted(self.bounds, rows, side="right") - 1
@@ -40,15 +44,9 @@ class ConcatArrays:
             result[inside] = self.parts[part][rows[inside] - self.bounds[part]] + self.dtype.type(self.shifts[part])
         return result if np.ndim(index) else result[0]
 
-    def _range(self, start: int, end: int) -> npt.NDArray[Any]:
-        pieces = [
-            part[max(0, start - first) : max(0, end - first)] + self.dtype.type(shift)
-            for part, first, shift in zip(self.parts, self.bounds.tolist(), self.shifts, strict=False)
-        ]
-        return np.concatenate(pieces)
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self._range(0, len(self)).astype(dtype or self.dtype, copy=False)
+        values: npt.NDArray[Any] = self[:]
+        return values.astype(dtype or self.dtype, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +77,8 @@ class StoredSide:
     def gather(self, rows: RowNumbers) -> Encoded:
         """Returns the sentences of `rows`, concatenated, and their lengths."""
         lengths = self.lengths[rows].astype(np.int64)
-        ids = self.ids[ranges(self.offsets[rows], lengths)].astype(
-            np.int64 if self.ids.dtype == np.uint32 else np.int32
-        )
+        dtype = np.int64 if self.ids.dtype == np.uint32 else np.int32
+        ids = self.ids[ranges(self.offsets[rows], lengths)].astype(dtype)
         if self.first is not None:
             ids[starts_of(lengths)] = self.first.of(rows)
         return Encoded(ids, lengths)

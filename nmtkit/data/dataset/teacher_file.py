@@ -61,8 +61,7 @@ class TeacherFile:
         if tokenizer is not None:
             if manifest["tokenizer"] != tokenizer:
                 raise ValueError(f"{folder} was made with a different tokenizer; run nmtkit distill with this dataset")
-            missing = sum(not result.path(number).is_file() for number in range(result.count))
-            if missing:
+            if missing := len(list(result.missing())):
                 raise ValueError(f"{folder} lacks {missing} of {result.count} files; run nmtkit distill again")
         return result
 
@@ -72,12 +71,9 @@ class TeacherFile:
         manifest = {"nmtkit_teacher": FORMAT, **manifest}
         if (folder / MANIFEST).is_file():
             existing = TeacherFile.open(folder)
-            differences = [name for name, value in manifest.items() if existing.manifest.get(name) != value]
-            if differences:
-                raise ValueError(
-                    f"{folder} was begun with other settings ({', '.join(differences)}); remove the folder, or give "
-                    "the same settings"
-                )
+            if differences := [name for name, value in manifest.items() if existing.manifest.get(name) != value]:
+                change = f"was begun with other settings ({', '.join(differences)})"
+                raise ValueError(f"{folder} {change}; remove the folder, or give the same settings")
             return existing
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / LENGTHS, np.ascontiguousarray(lengths, np.int32).tobytes())

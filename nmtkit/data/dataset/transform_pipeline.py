@@ -71,13 +71,11 @@ class TransformPipeline:
             after = []
             applies = monolingual if transform.monolingual else np.ones_like(monolingual)
             numbers = np.broadcast_to(copies, pairs.shape)
-            for pair, copy, applied, *sentences in zip(pairs, numbers, applies, *before, strict=True):
-                if not applied:
-                    after.append((sentences[0], sentences[1]))
-                    continue
-                state["state"]["key"][1], state["state"]["counter"][3] = pair, copy
-                bits.state = state  # restart the generator for this pair
-                after.append(transform.transform(sentences[0], sentences[1], generator))
+            for pair, copy, applied, first, second in zip(pairs, numbers, applies, *before, strict=True):
+                if applied:
+                    state["state"]["key"][1], state["state"]["counter"][3] = pair, copy
+                    bits.state = state  # restart the generator for this pair
+                after.append(transform.transform(first, second, generator) if applied else (first, second))
             sides = self._checked(name, transform.level, after, before, sides)
         heads = list(map(_after, languages[0], tags)), languages[1]
         return self._joined(heads[0], sides[0]), self._joined(heads[1], sides[1])
@@ -94,26 +92,19 @@ class TransformPipeline:
         `before` has the arguments of the transform. `ids` has the ids of the same sentences. Raises ValueError for an
         invalid result.
         """
+        for pair in after:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(f"--transforms {name} returned a {type(pair).__name__}, not a pair (source, target)")
         tokenizer = self.tokenizer
-        encoders = tokenizer.encode_source, tokenizer.encode_target
-        result = []
-        for index, size in enumerate((tokenizer.source_size, tokenizer.target_size)):
-            made = []
-            for pair in after:
-                if not isinstance(pair, tuple) or len(pair) != 2:
-                    raise ValueError(
-                        f"--transforms {name} returned a {type(pair).__name__}, not a pair (source, target)"
-                    )
-                made.append(pair[index])
-            if level == "text":
-                changed = [row for row, text in enumerate(made) if _is_new_text(name, text, before[index][row])]
-                encoded = encoders[index]([made[row] for row in changed]).split()
-                made = list(ids[index])
-                for row, sentence in zip(changed, encoded, strict=True):
-                    made[row] = sentence[:-1]
-            else:
-                made = [_as_ids(name, sentence, size) for sentence in made]
-            result.append(made)
+        sizes = tokenizer.source_size, tokenizer.target_size
+        if level == "ids":
+            return [[_as_ids(name, pair[side], size) for pair in after] for side, size in enumerate(sizes)]
+        result = [list(side) for side in ids]
+        for side, encode in enumerate((tokenizer.encode_source, tokenizer.encode_target)):
+            changed = [row for row, pair in enumerate(after) if _is_new_text(name, pair[side], before[side][row])]
+            encoded = encode([after[row][side] for row in changed]).split()
+            for row, sentence in zip(changed, encoded, strict=True):
+                result[side][row] = sentence[:-1]
         return result
 
     def _joined(self, heads: list[Ids], sentences: list[Ids]) -> Encoded:
@@ -140,9 +131,7 @@ def _after(first: Ids, second: Ids) -> Ids:
 def _is_new_text(name: str, text: Any, before: str) -> bool:
     if not isinstance(text, str) or "\n" in text:
         kind = "a text of several lines" if isinstance(text, str) else f"a {type(text).__name__}"
-        raise ValueError(
-            f"--transforms {name} works on text and returned {kind}; it must return a line of text for each side"
-        )
+        raise ValueError(f"--transforms {name} works on text and returned {kind}; it must return a line for each side")
     return text != before
 
 

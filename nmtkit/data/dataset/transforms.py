@@ -198,14 +198,10 @@ class SpanMasking(WordNoise):
         kept = len(parts) - masked
         is_span = np.zeros(kept + len(spans), np.bool_)
         is_span[generator.choice(len(is_span), len(spans), replace=False)] = True
-        rest, lengths, noised = iter(range(len(parts))), iter(spans), []
+        noised, position = [], 0
         for span in is_span.tolist():
-            if span:
-                noised.append(np.array([self.mask], ids.dtype))
-                for _ in range(next(lengths)):
-                    next(rest)
-            else:
-                noised.append(parts[next(rest)])
+            noised.append(np.array([self.mask], ids.dtype) if span else parts[position])
+            position += spans.pop(0) if span else 1
         return np.concatenate(noised)
 
 
@@ -293,10 +289,9 @@ class BPEDropout(Transform):
 
     def __init__(self, config: BPEDropoutConfig, tokenizer: Tokenizer) -> None:
         self.source = SubwordSampler(tokenizer.source, config.bpe_dropout, "source")
-        # two models can share a table of ids, but they segment text differently
-        self.target = (
-            self.source if tokenizer.one_model else SubwordSampler(tokenizer.target, config.bpe_dropout, "target")
-        )
+        self.target = self.source
+        if not tokenizer.one_model:  # two models can share a table of ids, but they segment text differently
+            self.target = SubwordSampler(tokenizer.target, config.bpe_dropout, "target")
 
     def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         return np.array(self.source(source, generator), np.int64), np.array(self.target(target, generator), np.int64)
@@ -422,9 +417,8 @@ class EndPunctuation(Transform):
         self.share = config.end_punctuation
 
     def transform(self, source: str, target: str, generator: np.random.Generator) -> tuple[str, str]:
-        if generator.random() >= self.share:
-            return source, target
-        if not (source.endswith(END_PUNCTUATION) and target.endswith(END_PUNCTUATION)):
-            return source, target
-        sides = source.rstrip(REMOVED), target.rstrip(REMOVED)
-        return sides if all(sides) else (source, target)
+        drawn = generator.random() < self.share
+        if drawn and source.endswith(END_PUNCTUATION) and target.endswith(END_PUNCTUATION):
+            sides = source.rstrip(REMOVED), target.rstrip(REMOVED)
+            return sides if all(sides) else (source, target)
+        return source, target

@@ -125,11 +125,10 @@ class HttpClient:
                 size = partial.size
                 partial.finish()
             except OSError as error:
-                if reason := disk_full(error):
-                    partial.remove()
-                    raise OSError(f"cannot write {path}: {reason}") from error
                 if not isinstance(error, _UnfinishedError):
                     partial.remove()
+                if reason := disk_full(error):
+                    raise OSError(f"cannot write {path}: {reason}") from error
                 raise
         return Downloaded(path=path, url=final_url, bytes=size, sha256=sha256)
 
@@ -327,11 +326,9 @@ def _received(read: Callable[[int], bytes], size: int) -> bytes:
 
 def _validator(headers: Any) -> str | None:
     """Returns the value of If-Range for a later request: a strong ETag, the time of the last change, or None."""
-    etag = headers.get("ETag")
-    if etag is not None and etag.startswith('"'):
-        return str(etag)
-    modified = headers.get("Last-Modified")
-    return None if modified is None else str(modified)
+    etag: str = headers.get("ETag", "")
+    validator: str | None = etag if etag.startswith('"') else headers.get("Last-Modified")
+    return validator
 
 
 def _words(error: BaseException) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -113,8 +112,8 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
     prefix = name.prefix(config)
     ending = "" if config.compress is None else f".{config.compress}"
     paths = output_paths(f"{prefix}{ending}", config.languages)
-    wanted = {"name": str(name), "languages": list(config.languages), "max_lines": config.max_lines}
-    wanted["columns"] = list(config.columns) or None
+    wanted = {"name": str(name), "languages": list(config.languages), "max_lines": config.max_lines,
+              "columns": list(config.columns) or None}  # fmt: skip
     if (facts := existing(paths, wanted, config.overwrite)) is not None:
         return FetchedCorpus(prefix, facts, is_new=False)
     config.output.mkdir(parents=True, exist_ok=True)
@@ -127,10 +126,13 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
         }
         existing(list(references), wanted, config.overwrite)
         with CorpusWriter(f"{prefix}{ending}", config.languages) as writer:
-            for part in limited(text.pairs, config.max_lines):
-                writer.write(Pairs(part.sources, part.targets, [{}] * len(part), part.first))
-                count += len(part)
-                progress.advance(len(part))
+            for part in text.pairs:
+                kept = len(part) if config.max_lines is None else min(len(part), config.max_lines - count)
+                writer.write(Pairs(part.sources[:kept], part.targets[:kept], [{}] * kept, part.first))
+                count += kept
+                progress.advance(kept)
+                if count == config.max_lines:
+                    break
             if not count:
                 raise ValueError(f"{name} has no pairs")
         facts = {**wanted, **text.facts, "pairs": count, "fetched": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -160,7 +162,7 @@ def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> 
     facts = read_provenance(paths) if len(present) == len(paths) else None
     if facts is None:
         raise ValueError(
-            f"{present[0]} exists and is not a complete corpus of this command; give --overwrite or another --output"
+            f"{present[0]} exists and is not a complete, fetched corpus; give --overwrite or another --output"
         )
     references = [paths[0].with_name(Path(name).name) for name in facts.get("references", ())]
     if missing := [path for path in references if not path.exists()]:
@@ -168,8 +170,7 @@ def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> 
     for key, value in wanted.items():
         if facts.get(key) != value:
             raise ValueError(
-                f"{present[0]} was fetched with {key} {facts.get(key)}, not {value}; give --overwrite or a different "
-                "--output"
+                f"{present[0]} was fetched with {key} {facts.get(key)}, not {value}; give --overwrite or a new --output"
             )
     return facts
 
@@ -201,18 +202,6 @@ def published(name: str, languages: tuple[str, str], client: HttpClient) -> Iter
     yield FetchedText(pairs=iter([Pairs(texts.sources, first, [])]), facts=facts, references=others)
 
 
-def limited(parts: Iterator[Pairs], most: int | None) -> Iterator[Pairs]:
-    """Yields the first `most` pairs, or all pairs if `most` is None."""
-    left = most
-    for part in parts:
-        if left is not None and len(part) >= left:
-            yield Pairs(part.sources[:left], part.targets[:left], part.extras[:left], part.first)
-            return
-        yield part
-        if left is not None:
-            left -= len(part)
-
-
 def listing(source: str, config: FetchConfig, client: HttpClient) -> list[str]:
     """Returns a line of text for each corpus of a source that has the languages of `config`."""
     if source == "sacrebleu":
@@ -223,15 +212,15 @@ def listing(source: str, config: FetchConfig, client: HttpClient) -> list[str]:
         log.info("OPUS has more corpora in %s; give one of these codes to list them", ", ".join(variants))
     return aligned(
         [
-            (f"opus:{each.corpus}/{each.version}", f"{each.pairs:>13,} pairs", f"{size(each.kilobytes):>9}")
+            (f"opus:{each.corpus}/{each.version}", f"{each.pairs:>13,} pairs  {size(each.kilobytes):>9}")
             for each in found
         ]
     )
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    width = max((len(row[0]) for row in rows), default=0)
-    return ["  ".join(chain([row[0].ljust(width)], row[1:])).rstrip() for row in rows]
+def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{name.ljust(width)}  {text}".rstrip() for name, text in rows]
 
 
 def size(kilobytes: int) -> str:

@@ -83,11 +83,10 @@ def described(path: str) -> DataFile | None:
         folders.append(stem)
     elif is_code(stem):
         language = stem
-    for folder in reversed(folders):
-        if split is None and SPLIT.fullmatch(folder):
-            split = folder
-            folders.remove(folder)
-            break
+    splits = list(filter(SPLIT.fullmatch, folders))
+    if split is None and splits:
+        split = splits[-1]
+        folders.remove(split)
     if split is None and language is None and not stem.isdecimal() and stem not in folders:
         split = stem
     config = "/".join(folder for folder in folders if folder != "data") or None
@@ -102,9 +101,7 @@ def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) 
     known = [each for path in sorted(files) if (each := described(path)) is not None]
     title = f"hf:{name.repository}"
     if not known:
-        raise ValueError(
-            f"{title} has no {', '.join(FORMATS)} files; it has {', '.join(sorted(files)[:8]) or 'no files'}"
-        )
+        raise ValueError(f"{title} has no {', '.join(FORMATS)} files, but {', '.join(sorted(files)[:8]) or 'no files'}")
     configs = list(dict.fromkeys(each.config for each in known))
     config = configs[0] if len(configs) == 1 and name.config is None else _config(configs, name, languages, title)
     known = [each for each in known if each.config == config]
@@ -117,19 +114,16 @@ def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) 
         raise ValueError(f"{title} has several splits; add one of them to the name: /{', /'.join(texts)}")
     known = [each for each in known if each.split == split]
     check_shards([each.path for each in known], title)
-    by_language: dict[str, list[str]] = {}
-    for each in known:
-        if each.language is not None:
-            by_language.setdefault(each.language, []).append(each.path)
-    if not by_language:
+    codes = list(dict.fromkeys(each.language for each in known if each.language is not None))
+    if not codes:
         paths = tuple(each.path for each in known)
         return Choice(config, split, (paths, paths))
     sides = []
     for language in languages:
-        index = best_match(language, list(by_language))
+        index = best_match(language, codes)
         if index is None:
-            raise ValueError(f"{title} has no text in {language!r}; {suggestion(language, by_language)}")
-        sides.append(tuple(by_language[list(by_language)[index]]))
+            raise ValueError(f"{title} has no text in {language!r}; {suggestion(language, codes)}")
+        sides.append(tuple(each.path for each in known if each.language == codes[index]))
     return Choice(config, split, (sides[0], sides[1]))
 
 
@@ -137,12 +131,10 @@ def check_shards(paths: Sequence[str], title: str) -> None:
     """Raises ValueError if a file of a numbered series is missing, such as train-00001-of-00002.parquet."""
     for path in paths:
         if match := SHARD.search(path):
-            numbers = range(int(match["count"]))
-            series = [
-                f"{path[: match.start()]}-{number:05}-of-{match['count']}{path[match.end() :]}" for number in numbers
-            ]
-            if missing := [each for each in series if each not in paths]:
-                raise ValueError(f"{title} lacks {missing[0]}, a part of the same series as {path}")
+            for number in range(int(match["count"])):
+                part = f"{path[: match.start()]}-{number:05}-of-{match['count']}{path[match.end() :]}"
+                if part not in paths:
+                    raise ValueError(f"{title} lacks {part}, a part of the same series as {path}")
 
 
 def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[str, str], title: str) -> str | None:
@@ -156,26 +148,19 @@ def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[s
         if name.config not in names:
             raise ValueError(f"{title} has no config {name.config!r}; {suggestion(name.config, names)}")
         return name.config
+    source, target = languages
     for config in names:
-        if order_of(config, languages) is not None:
+        if names_languages(config, source, target) or names_languages(config, target, source):
             return config
     if None in configs:
         return None
     raise ValueError(f"{title} has several configs; add one to the name, such as :{names[0]}; {suggestion('', names)}")
 
 
-def order_of(config: str | None, languages: tuple[str, str]) -> tuple[int, int] | None:
-    """Returns the order of source and target in the name of a config: (0, 1), or (1, 0) if the target is first.
-
-    Returns None for a config with a different name.
-    """
+def names_languages(config: str | None, first: str, second: str) -> bool:
+    """Returns whether a config is named after two languages in this order, such as de-en."""
     match = PAIR.fullmatch((config or "").rpartition("/")[2])
-    if match is None:
-        return None
-    for first, second in ((0, 1), (1, 0)):
-        if includes(languages[first], match[1]) and includes(languages[second], match[2]):
-            return first, second
-    return None
+    return match is not None and includes(first, match[1]) and includes(second, match[2])
 
 
 @contextmanager
@@ -185,28 +170,29 @@ def opened(name: DatasetName, languages: tuple[str, str], columns: ColumnNames |
     choice = choose(list(listing.hashes), name, languages)
     paths = list(dict.fromkeys(path for side in choice.sides for path in side))
     patterns = [re.sub(r"([*?[])", r"[\1]", path) for path in paths]
-    download = hub.download(name.repository, kind="dataset", revision=listing.commit, patterns=patterns)
+    folder = hub.download(name.repository, kind="dataset", revision=listing.commit, patterns=patterns)
     facts = {
-        "source": "Hugging Face", "repository": name.repository, "commit": download.commit, "config": choice.config,
+        "source": "Hugging Face", "repository": name.repository, "commit": listing.commit, "config": choice.config,
         "split": choice.split, "license": listing.license, "hashes": {path: listing.hashes[path] for path in paths},
     }  # fmt: skip
-    sides = [[download.folder / path for path in side] for side in choice.sides]
+    sides = [[folder / path for path in side] for side in choice.sides]
     if choice.sides[0] == choice.sides[1]:
-        reversed_sides = columns is None and order_of(choice.config, languages) == (1, 0)
-        rows = _pairs_of_rows(sides[0], languages[::-1] if reversed_sides else languages, columns)
-        yield FetchedText(pairs=map(_exchanged, rows) if reversed_sides else rows, facts=facts)
+        in_order = names_languages(choice.config, *languages)
+        exchange = columns is None and not in_order and names_languages(choice.config, *languages[::-1])
+        rows = _pairs_of_rows(sides[0], languages, columns, exchange=exchange)
     else:
-        yield FetchedText(pairs=_pairs_of_sides(sides, columns), facts=facts)
+        rows = _pairs_of_sides(sides, columns)
+    yield FetchedText(pairs=rows, facts=facts)
 
 
-def _pairs_of_rows(files: Sequence[Path], languages: tuple[str, ...], columns: ColumnNames | None) -> Iterator[Pairs]:
-    first, second = languages
+def _pairs_of_rows(
+    files: Sequence[Path], languages: tuple[str, str], columns: ColumnNames | None, *, exchange: bool
+) -> Iterator[Pairs]:
+    """Yields the pairs of files with both texts in a row. With `exchange`, reads the target before the source."""
+    first, second = languages[::-1] if exchange else languages
     for path in files:
-        yield from pairs(Corpus(path, path, format=format_of(path), languages=(first, second), columns=columns))
-
-
-def _exchanged(part: Pairs) -> Pairs:
-    return Pairs(part.targets, part.sources, part.extras, part.first)
+        for part in pairs(Corpus(path, path, format=format_of(path), languages=(first, second), columns=columns)):
+            yield Pairs(part.targets, part.sources, part.extras, part.first) if exchange else part
 
 
 def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None) -> Iterator[Pairs]:
@@ -218,10 +204,9 @@ def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None
             number += 1
             if None in row:
                 raise ValueError(f"{names} have different numbers of rows: one of them ends before row {number:,}")
-            if row[0][1] != row[1][1]:
-                raise ValueError(
-                    f"{names}: row {number:,} has the id {row[0][1]!r} in one file and {row[1][1]!r} in the other"
-                )
+            (_, source_id), (_, target_id) = row
+            if source_id != target_id:
+                raise ValueError(f"{names}: row {number:,} has the ids {source_id!r} and {target_id!r}")
         yield Pairs([row[0][0] for row in window], [row[1][0] for row in window], [], number - len(window) + 1)
 
 

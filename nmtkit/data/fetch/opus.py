@@ -63,7 +63,17 @@ class OpusApi:
         """Returns the archives for a pair of languages, in the codes of OPUS. Raises DownloadError."""
         source, target = languages
         rows = self.ask("corpora", source=source, target=target, preprocessing="moses", **parameters)
-        return [opus_file(row, languages, self.address) for row in rows]
+        try:
+            return [
+                OpusFile(
+                    corpus=printable(row["corpus"]), version=printable(row["version"]), languages=languages,
+                    url=printable(row["url"]), kilobytes=int(row["size"] or 0), pairs=int(row["alignment_pairs"] or 0),
+                )
+                for row in rows
+            ]  # fmt: skip
+        except (LookupError, TypeError, ValueError):
+            fault = "the answer describes a corpus without the expected fields"
+            raise DownloadError(f"{self.address}: {fault}") from None
 
     def languages(self, **parameters: str) -> list[str]:
         """Returns the codes of the languages of a corpus, or of the target languages of a source language."""
@@ -102,36 +112,20 @@ class OpusApi:
         source, target = languages
         first = matching(source, codes)
         if first is None:
-            raise ValueError(f"{where} has no text in {source!r}; it has {shortened(codes)}")
+            raise ValueError(f"{where} has no text in {source!r}; {suggestion(source, codes)}")
         targets = [code for code in self.languages(source=first, **of_corpus) if code != first]
         second = matching(target, targets)
         if second is None:
-            raise ValueError(f"{where} has no pairs {first}-{target}; with {first}, it has {shortened(targets)}")
+            raise ValueError(f"{where} has no pairs {first}-{target}; with {first}, {suggestion(target, targets)}")
         for code, wanted in ((first, source), (second, target)):
             if code != wanted:
                 log.info("OPUS has the code %s for the language %s", code, wanted)
         return first, second
 
 
-def opus_file(row: Any, languages: tuple[str, str], address: str) -> OpusFile:
-    """Converts a row of the API. Raises DownloadError if a field is missing or malformed."""
-    try:
-        return OpusFile(
-            corpus=printable(row["corpus"]), version=printable(row["version"]), languages=languages,
-            url=printable(row["url"]),
-            kilobytes=int(row["size"] or 0), pairs=int(row["alignment_pairs"] or 0),
-        )  # fmt: skip
-    except (LookupError, TypeError, ValueError):
-        raise DownloadError(f"{address}: the answer describes a corpus without the expected fields") from None
-
-
 def matching(wanted: str, codes: Sequence[str]) -> str | None:
     index = best_match(wanted, codes)
     return None if index is None else codes[index]
-
-
-def shortened(codes: Sequence[str]) -> str:
-    return ", ".join(codes[:30]) + (f" and {len(codes) - 30} more" if len(codes) > 30 else "") if codes else "none"
 
 
 def listed(languages: tuple[str, str], client: HttpClient) -> tuple[list[OpusFile], list[str]]:
@@ -181,18 +175,12 @@ def check_archive(corpus: Corpus) -> str | None:
             members = [archive.getinfo(name) for name in zip_members(archive.namelist(), corpus)]
             size, packed = (sum(getattr(each, name) for each in members) for name in ("file_size", "compress_size"))
             if size > max(SMALL, LARGEST_RATIO * packed):
-                raise ValueError(
-                    f"{corpus.source}: {packed:,} bytes hold a text of {size:,} bytes; no corpus compresses so well"
-                )
+                raise ValueError(f"{corpus.source}: {packed:,} bytes hold {size:,} bytes; no text compresses so well")
             if size > shutil.disk_usage(corpus.source.parent).free:
-                raise OSError(
-                    f"the text has {size:,} bytes, and the disk of {corpus.source.parent} has less free space"
-                )
-            name = next(
-                (name for name in archive.namelist() if re.fullmatch(r"(?i)(.*/)?LICEN[CS]E(\.txt)?", name)), None
-            )
-            if name is None or archive.getinfo(name).file_size > 1 << 20:
+                raise OSError(f"the text has {size:,} bytes, more than the free space of {corpus.source.parent}")
+            names = [name for name in archive.namelist() if re.fullmatch(r"(?i)(.*/)?LICEN[CS]E(\.txt)?", name)]
+            if not names or archive.getinfo(names[0]).file_size > 1 << 20:
                 return None
-            return archive.read(name).decode(errors="replace").strip()[:LICENSE_CHARACTERS] or None
+            return archive.read(names[0]).decode(errors="replace").strip()[:LICENSE_CHARACTERS] or None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{corpus.source} is damaged or is not a ZIP archive: {error}") from None

@@ -13,10 +13,10 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nmtkit.config import suggestion
 from nmtkit.config.files import disk_full
@@ -113,15 +113,15 @@ def read_sets(names: Sequence[str], pair: str, client: HttpClient | None = None)
         texts = [_lines(Path(file)) for file in dataset.get_reference_files(pair)]
         if not texts:
             raise ValueError(f"the test set {name} has no references for {pair}")
-        if references and len(texts) != len(references):
+        references = references or [[] for _ in texts]
+        if len(texts) != len(references):
             raise ValueError(f"{names[0]} has {len(references)} references, but {name} has {len(texts)}")
         source = _lines(Path(dataset.get_source_file(pair)))
-        if wrong := [len(text) for text in texts if len(text) != len(source)]:
-            raise ValueError(
-                f"the test set {name} is damaged: the source has {len(source):,} lines, and a reference {wrong[0]:,}; "
-                f"remove {dataset._outdir}"
-            )
-        references = [[*before, *text] for before, text in zip(references or [[] for _ in texts], texts, strict=True)]
+        for lines, text in zip(references, texts, strict=True):
+            if len(text) != len(source):
+                sizes = f"the source has {len(source):,} lines, and a reference {len(text):,}"
+                raise ValueError(f"the test set {name} is damaged: {sizes}; remove {dataset._outdir}")
+            lines += text
         sources += source
         downloads += dataset.data
     return PublishedSet(pair=pair, sources=sources, references=references, downloads=tuple(downloads))
@@ -174,12 +174,12 @@ def _lock_of(folder: Path) -> Iterator[None]:
     """A context with an exclusive lock on a folder. A folder that this user cannot write needs no lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file: IO[str] | None = (folder / ".nmtkit.lock").open("a")
+        file = (folder / ".nmtkit.lock").open("a")
     except OSError:
-        file = None
-    with file or nullcontext():
-        if file is not None:
-            lock(file, wait=True)
+        yield
+        return
+    with file:
+        lock(file, wait=True)
         yield
 
 
@@ -187,7 +187,7 @@ def _make_files(dataset: Any, pair: str, client: HttpClient) -> None:
     if not _has_texts(dataset, pair):
         for url, md5 in zip(dataset.data, dataset.md5 or [None] * len(dataset.data), strict=True):
             _add_archive(dataset, url, md5, client)
-    written = [Path(path) for path in Path(dataset._outdir).glob("*")] if os.path.isdir(dataset._outdir) else []
+    written = list(Path(dataset._outdir).glob("*"))
     try:
         dataset.get_files(pair)
     except Exception as error:  # the readers raise errors of many classes for damaged files

@@ -167,8 +167,7 @@ class BatchEncoder:
         starts = np.flatnonzero(self._starts_word[encoded.ids])  # positions where normalised words start
         if self._has_words and len(starts) != normalized.sum():
             raise ValueError(
-                "--alignments: the word model merges adjacent unknown words into one piece; "
-                "give a larger --vocab-size, or --model-type bpe"
+                "--alignments: the word model merges unknown words; give a larger --vocab-size, or --model-type bpe"
             )
         assert len(starts) == normalized.sum()
         line_ends = np.cumsum(encoded.lengths) - 1  # positions of eos

@@ -1,14 +1,15 @@
 """The span of each piece in its text. Pieces for spaces, unknown characters and single bytes have spans, too.
 
-SentencePiece reports the bytes of the text that each piece stands for, even if its rules have changed the text, for
+SentencePiece reports the part of the text that each piece stands for, even if its rules have changed the text, for
 example the character "…" to three dots.
 """
 
 import re
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
-from nmtkit.data.tokenizers.spm_model import FOREIGN, PieceSpan, text_and_pieces
+from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import ESCAPE, SPACE_SYMBOL, SubwordModel
 from nmtkit.text.alignment import Span
 
@@ -23,11 +24,11 @@ def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Spa
     the number of pieces of the line differs from the number of `ids`, as is possible for ids of a dataset, the spans
     are positions in the decoded `ids`, cut at the end of the line.
     """
-    text, pieces = text_and_pieces(model.processor.encode(model.prepared_line(line), return_type="serialized_proto"))
-    if len(pieces) != len(ids):
-        decoded = model.processor.decode([int(token) for token in ids], return_type="serialized_proto")
-        text, pieces = text_and_pieces(decoded)
-    _, spans = _in_characters(text, pieces)
+    prepared = model.prepared_line(line)
+    encoded = {"text": prepared, **model.processor.encode(prepared, return_type="offset_mapping")}
+    if len(encoded["ids"]) != len(ids):
+        encoded = model.processor.decode([int(token) for token in ids], return_type="offset_mapping")
+    _, spans = _without_escapes(encoded)
     return [(min(start, len(line)), min(end, len(line))) for start, end in spans]
 
 
@@ -36,7 +37,7 @@ def decoded_pieces(model: SubwordModel, pieces: Sequence[str]) -> tuple[str, lis
 
     A space symbol in such a piece stands for a space, as in the pieces of `copied_piece`.
     """
-    return _in_characters(*text_and_pieces(model.processor.decode(list(pieces), return_type="serialized_proto")))
+    return _without_escapes(model.processor.decode(list(pieces), return_type="offset_mapping"))
 
 
 def copied_piece(text: str, after_space: bool) -> str:
@@ -48,8 +49,12 @@ def copied_piece(text: str, after_space: bool) -> str:
     return (words.lstrip() if after_space else words).replace(" ", SPACE_SYMBOL)
 
 
-def _in_characters(text: str, pieces: Sequence[PieceSpan]) -> tuple[str, list[Span]]:
-    """Returns a text of SentencePiece without escapes, and the span of each of its pieces in this text."""
+def _without_escapes(encoded: dict[str, Any]) -> tuple[str, list[Span]]:
+    """Returns the text of an offset mapping of SentencePiece without escapes, and the span of each piece in this text.
+
+    The mapping has the "text", the "pieces" and their "offsets", which count characters.
+    """
+    text, pieces = encoded["text"], encoded["pieces"]
     kept = [1] * len(text)  # 1 for each character of `text` that is in the result
     parts, cursor = [], 0
     for match in _ENCODED.finditer(text):
@@ -59,11 +64,9 @@ def _in_characters(text: str, pieces: Sequence[PieceSpan]) -> tuple[str, list[Sp
         parts += [text[cursor:start], char]
         cursor = end
     index = [0, *accumulate(kept)]
-    bytes_before = [0, *accumulate(len(char.encode()) for char in text)]
-    characters = dict(zip(bytes_before, index, strict=True))  # position in bytes -> position in the result
-    spans = [(characters[piece.begin], characters[piece.end]) for piece in pieces]
+    spans = [(index[start], index[end]) for start, end in encoded["offsets"]]
     for number in range(len(spans) - 2, -1, -1):
         start, end = spans[number]
-        if start == end == spans[number + 1][0] and pieces[number].piece != SPACE_SYMBOL:
+        if start == end == spans[number + 1][0] and pieces[number] != SPACE_SYMBOL:
             spans[number] = spans[number + 1]
     return "".join([*parts, text[cursor:]]), spans

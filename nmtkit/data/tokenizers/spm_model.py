@@ -1,24 +1,20 @@
 """SentencePiece model files: reads the fields that nmtkit needs, and writes models with given pieces or ids.
 
-A model is a protocol buffer (sentencepiece_model.proto). A text with its pieces is a protocol buffer, too
-(sentencepiece.proto). This module reads a few fields of both without the package protobuf, which SentencePiece does not
-install. A message is a sequence of (field number, wire type, value). The wire types are variable-length integers, fixed
-4 or 8 bytes, and byte strings.
+A model is a protocol buffer (sentencepiece_model.proto). This module reads a few of its fields without the package
+protobuf, which SentencePiece does not install. A message is a sequence of (field number, wire type, value). The wire
+types are variable-length integers, fixed 4 or 8 bytes, and byte strings.
 """
 
 import re
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 PIECE, SCORE, TYPE = 1, 2, 3  # fields of ModelProto.SentencePiece
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED_PIECE, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces
-TEXT, TEXT_PIECES = 1, 2  # fields of SentencePieceText
-BEGIN, END = 4, 5  # fields of SentencePieceText.SentencePiece; PIECE has the same number there
 UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # fields of TrainerSpec
 FOREIGN = "\ufdd1"  # a noncharacter, so that a piece that begins with FOREIGN never matches text
 # further fields of TrainerSpec, then fields of NormalizerSpec
@@ -42,19 +38,16 @@ class SubwordFacts:
 
 def model_facts(model: bytes) -> SubwordFacts:
     """Returns the properties of a model file. Raises ValueError if the file is not a protocol buffer."""
-    fields = dict(_fields(model, only=(TRAINER_SPEC, NORMALIZER_SPEC)))
-    trainer = dict(_fields(_message(fields.get(TRAINER_SPEC, b""))))
-    normalizer = dict(_fields(_message(fields.get(NORMALIZER_SPEC, b""))))
+    trainer, normalizer = dict(_settings(model, TRAINER_SPEC)), dict(_settings(model, NORMALIZER_SPEC))
     model_type = MODEL_TYPES.get(int(trainer.get(MODEL_TYPE, 1)), "unknown")
     spaces_mark_words = (
         bool(trainer.get(SPLIT_BY_WHITESPACE, 1))
         and not trainer.get(WHITESPACE_AS_SUFFIX, 0)
         and all(normalizer.get(field, 1) for field in (DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES))
     )
-    charsmap = charsmap_of(model)
-    byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
+    charsmap = _message(normalizer.get(CHARSMAP, b""))
     splits_at_spaces = spaces_mark_words and not _rules_contain_space(charsmap)
-    return SubwordFacts(model_type, byte_fallback, bool(charsmap), splits_at_spaces)
+    return SubwordFacts(model_type, bool(trainer.get(BYTE_FALLBACK, 0)), bool(charsmap), splits_at_spaces)
 
 
 def _rules_contain_space(charsmap: bytes) -> bool:
@@ -96,40 +89,19 @@ def with_preparation(model: bytes) -> bytes:
     return model + _bytes_field(PREPARATION, PREPARATION_MARK + b"%d" % NEWEST_PREPARATION)
 
 
-class PieceSpan(NamedTuple):
-    """A piece of a text, and the bytes of the text that the piece stands for."""
-
-    piece: str
-    begin: int
-    end: int
-
-
-def text_and_pieces(message: bytes) -> tuple[str, list[PieceSpan]]:
-    """Reads a SentencePieceText message, which SentencePiece makes when it encodes or decodes a text.
-
-    Returns the text and its pieces. Each piece has the range of the bytes of the text that the piece stands for.
-    """
-    text, pieces = "", []
-    for field, value in _fields(message):
-        if field == TEXT:
-            text = _message(value).decode()
-        elif field == TEXT_PIECES:
-            piece = dict(_fields(_message(value)))
-            pieces.append(PieceSpan(_message(piece[PIECE]).decode(), int(piece.get(BEGIN, 0)), int(piece.get(END, 0))))
-    return text, pieces
-
-
 def user_defined_symbols(model: bytes) -> list[str]:
     """Returns the user-defined symbols of a model, such as tags. The model never splits these symbols."""
-    fields = dict(_fields(model, only=(TRAINER_SPEC,)))
-    trainer = _fields(_message(fields.get(TRAINER_SPEC, b"")), only=(USER_DEFINED,))
-    return [_message(value).decode() for _, value in trainer]
+    return [_message(value).decode() for field, value in _settings(model, TRAINER_SPEC) if field == USER_DEFINED]
 
 
 def charsmap_of(model: bytes) -> bytes:
     """Returns the table of the normaliser of a model file, or b"" if the normaliser changes only spaces."""
-    fields = dict(_fields(model, only=(NORMALIZER_SPEC,)))
-    return _message(dict(_fields(_message(fields.get(NORMALIZER_SPEC, b"")))).get(CHARSMAP, b""))
+    return _message(dict(_settings(model, NORMALIZER_SPEC)).get(CHARSMAP, b""))
+
+
+def _settings(model: bytes, spec: int) -> list[tuple[int, int | bytes]]:
+    """Returns the fields of the TrainerSpec or the NormalizerSpec of a model file: `spec` is the number."""
+    return list(_fields(_message(dict(_fields(model, only=spec)).get(spec, b""))))
 
 
 @dataclass(frozen=True)
@@ -144,7 +116,7 @@ class ModelPiece:
 def pieces_of(model: bytes) -> list[ModelPiece]:
     """Returns the pieces of a model file by id. Raises ValueError if `model` is not a SentencePiece model."""
     pieces = []
-    for _, value in _fields(model, only=(PIECES,)):
+    for _, value in _fields(model, only=PIECES):
         fields = dict(_fields(_message(value)))
         packed = _message(fields.get(SCORE, bytes(4)))
         if len(packed) != 4:
@@ -159,7 +131,7 @@ def pieces_of(model: bytes) -> list[ModelPiece]:
 def with_pieces(model: bytes, pieces: Sequence[ModelPiece]) -> bytes:
     """Returns a model file with the settings of `model` and a new table of pieces."""
     rest = b"".join(_bytes_field(field, _message(value)) for field, value in _fields(model) if field != PIECES)
-    return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in pieces) + rest
+    return _table(pieces) + rest
 
 
 def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
@@ -181,18 +153,18 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
         raise ValueError("the vocabulary has two ids for one piece")
     # without FOREIGN, a BPE model would merge characters into an unused piece, then split the piece again
     foreign = "" if model_facts(model).model_type == "unigram" else FOREIGN
-    table = [ModelPiece(pieces[0], 0.0, UNKNOWN), *(ModelPiece(text, 0.0, CONTROL) for text in pieces[1:3])]
+    table = [ModelPiece(pieces[0], type=UNKNOWN), *(ModelPiece(text, type=CONTROL) for text in pieces[1:3])]
     for text in pieces[3:]:
-        other = ModelPiece(text, 0.0, CONTROL) if text in control else ModelPiece(foreign + text, 0.0, UNUSED)
+        other = ModelPiece(text, type=CONTROL) if text in control else ModelPiece(foreign + text, type=UNUSED)
         table.append(by_text.get(text, other))
-    rest = b""
-    for field, value in _fields(model):
-        if field == TRAINER_SPEC:  # readers use the last value of a field that occurs twice
-            names = zip((UNK_PIECE, BOS_PIECE, EOS_PIECE), pieces, strict=False)
-            value = _message(value) + b"".join(_bytes_field(name, text.encode()) for name, text in names)
-        if field != PIECES:
-            rest += _bytes_field(field, _message(value))
-    return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in table) + rest
+    numbers = (UNK_PIECE, BOS_PIECE, EOS_PIECE)
+    names = b"".join(_bytes_field(number, text.encode()) for number, text in zip(numbers, pieces, strict=False))
+    settings = b"".join(
+        # readers use the last value of a field that occurs twice
+        _bytes_field(field, _message(value) + (names if field == TRAINER_SPEC else b""))
+        for field, value in _fields(model)
+    )
+    return with_pieces(settings, table)
 
 
 def new_model(pieces: Sequence[ModelPiece], model_type: str, charsmap: bytes) -> bytes:
@@ -200,17 +172,11 @@ def new_model(pieces: Sequence[ModelPiece], model_type: str, charsmap: bytes) ->
 
     The scores of a unigram model are log probabilities. A BPE model merges pieces with higher scores first.
     """
-    table = [
-        ModelPiece("<unk>", 0.0, UNKNOWN),
-        ModelPiece("<s>", 0.0, CONTROL),
-        ModelPiece("</s>", 0.0, CONTROL),
-        *pieces,
-    ]
+    special = ModelPiece("<unk>", type=UNKNOWN), ModelPiece("<s>", type=CONTROL), ModelPiece("</s>", type=CONTROL)
     number = {name: number for number, name in MODEL_TYPES.items()}[model_type]
-    trainer = bytes([MODEL_TYPE << 3, number])
-    normalizer = _bytes_field(CHARSMAP, charsmap) if charsmap else b""
-    parts = [_bytes_field(PIECES, _piece_message(piece)) for piece in table]
-    return b"".join([*parts, _bytes_field(TRAINER_SPEC, trainer), _bytes_field(NORMALIZER_SPEC, normalizer)])
+    trainer = _bytes_field(TRAINER_SPEC, bytes([MODEL_TYPE << 3, number]))
+    normalizer = _bytes_field(NORMALIZER_SPEC, _bytes_field(CHARSMAP, charsmap) if charsmap else b"")
+    return _table([*special, *pieces]) + trainer + normalizer
 
 
 def with_control_pieces(model: bytes, pieces: Sequence[str]) -> bytes:
@@ -220,11 +186,14 @@ def with_control_pieces(model: bytes, pieces: Sequence[str]) -> bytes:
     """
     if not pieces:
         return model
-    present = {piece.text for piece in pieces_of(model)}
-    for text in pieces:
-        if text in present:
-            raise ValueError(f"the tokenizer already has the piece {text!r}")
-    return model + b"".join(_bytes_field(PIECES, _piece_message(ModelPiece(text, 0.0, CONTROL))) for text in pieces)
+    present = {piece.text for piece in pieces_of(model)}.intersection(pieces)
+    if present:
+        raise ValueError(f"the tokenizer already has the piece {min(present)!r}")
+    return model + _table([ModelPiece(text, type=CONTROL) for text in pieces])
+
+
+def _table(pieces: Iterable[ModelPiece]) -> bytes:
+    return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in pieces)
 
 
 def _piece_message(piece: ModelPiece) -> bytes:
@@ -250,12 +219,14 @@ def _message(value: int | bytes) -> bytes:
     return value
 
 
-def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, int | bytes]]:
+def _fields(message: bytes, only: int | None = None) -> Iterator[tuple[int, int | bytes]]:
+    """Yields the number and the value of each field of a message, or of the fields with the number `only`."""
     position = 0
     try:
         while position < len(message):
             key, position = _varint(message, position)
             field, wire = key >> 3, key & 7
+            wanted = only in (None, field)
             value: int | bytes
             if wire == 0:
                 value, position = _varint(message, position)
@@ -265,13 +236,12 @@ def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, i
             elif wire == 2:
                 size, position = _varint(message, position)
                 # copies only the requested fields, because the pieces are nearly the whole file
-                wanted = not only or field in only
                 value, position = message[position : position + size] if wanted else b"", position + size
             else:
                 raise ValueError("not a SentencePiece model")
             if position > len(message):
                 raise ValueError("a truncated SentencePiece model")
-            if not only or field in only:
+            if wanted:
                 yield field, value
     except IndexError as error:
         raise ValueError("not a SentencePiece model") from error

@@ -55,20 +55,19 @@ class SubwordSampler:
     def __call__(self, ids: npt.NDArray[np.integer], generator: np.random.Generator) -> list[int]:
         """Returns the ids of a random segmentation of the sentence. `ids` and the result have no eos."""
         result: list[int] = []
-        word: list[int] = []
+        word = ""
         for token in ids.tolist():
-            whole = self.is_whole[token]
-            if word and (whole or self.names[token].startswith(SPACE_SYMBOL)):
+            whole, name = self.is_whole[token], self.names[token]
+            if word and (whole or name.startswith(SPACE_SYMBOL)):
                 result += self._word(word, generator)
-                word = []
+                word = ""
             if whole:
                 result.append(token)
             else:
-                word.append(token)
+                word += name
         return result + (self._word(word, generator) if word else [])
 
-    def _word(self, word: list[int], generator: np.random.Generator) -> list[int]:
-        text = "".join(self.names[token] for token in word)
+    def _word(self, text: str, generator: np.random.Generator) -> list[int]:
         if self.unigram:
             return self._sampled(text, generator.random(len(text)).tolist())
         # upper bound of the number of tried merges: one per pair of neighbours, and two new pairs after each merge

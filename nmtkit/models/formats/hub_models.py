@@ -99,7 +99,7 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
 
     def download(chosen: Sequence[str]) -> Path:
         patterns = [glob.escape(file) for file in chosen]
-        return hub.download(repository, kind="model", revision=files.commit, patterns=patterns).folder
+        return hub.download(repository, kind="model", revision=files.commit, patterns=patterns)
 
     checkpoints = [file for file in top if file.endswith(".pt")]
     has_dictionaries = any(file.startswith("dict.") for file in top)  # then fairseq has written the checkpoint

@@ -50,7 +50,7 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
 
         repository, _, revision = model.removeprefix(HUB_PREFIX).partition("@")
         fetched = download(repository, kind="model", revision=revision or None, patterns=patterns)
-        return fetched.folder, repository, fetched.commit[:DIGITS]
+        return fetched, repository, fetched.name[:DIGITS]
     folder = Path(model)
     if folder.suffix == ".ckpt" and folder.is_file():  # the command comet-score also takes the path of a checkpoint
         folder = folder.absolute().parents[1]
@@ -72,7 +72,7 @@ def companion(folder: Path, pretrained: str, also: tuple[str, ...] = ()) -> Path
     from nmtkit.data.hub import download
 
     try:
-        return download(pretrained, kind="model", revision=None, patterns=(*also, *TOKENIZER_FILES)).folder
+        return download(pretrained, kind="model", revision=None, patterns=(*also, *TOKENIZER_FILES))
     except (OSError, ValueError) as error:
         needed = " and ".join([*also, "tokenizer.json (or its SentencePiece model)"])
         raise type(error)(f"{error}; or copy {needed} of {pretrained} into {folder}") from error
