@@ -1,7 +1,7 @@
 """Blocks of pairs with their scores: how worker processes score a block, and where the results are stored."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +31,19 @@ class StoredBlock:
             block: Pairs = pickle.load(file)
         return block
 
+    def write(self, block: Pairs) -> None:
+        """Writes a block as the only block of the file."""
+        self.path.write_bytes(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
+
+
+def with_rows(blocks: Iterable[StoredBlock]) -> Iterator[tuple[slice, Pairs]]:
+    """Reads the blocks. Yields each block with the indices of its pairs in the whole corpus, which count from 0."""
+    start = 0
+    for stored in blocks:
+        block = stored.read()
+        yield slice(start, start + len(block)), block
+        start += len(block)
+
 
 @dataclass
 class Scored:
@@ -52,8 +65,8 @@ class ScratchTable:
     def append(self, scores: ScoreMatrix, keys: Hashes) -> None:
         """Appends the scores [pairs, scores] and the keys [pairs, 2] of a block."""
         self._width = scores.shape[1]
-        self._scores.write(np.ascontiguousarray(scores).tobytes())
-        self._keys.write(np.ascontiguousarray(keys).tobytes())
+        self._scores.write(scores.tobytes())
+        self._keys.write(keys.tobytes())
 
     def scored(self, blocks: list[StoredBlock], mended: dict[str, int]) -> Scored:
         """Returns the collected scores and keys as memory-mapped arrays, with the blocks of the same pairs."""
@@ -83,8 +96,7 @@ class BlockScorer:
         and the checksums of the pairs.
         """
         block, matrix, keys = self.score_pairs(stored.read())
-        with stored.path.open("wb") as file:
-            pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
+        stored.write(block)
         return matrix, keys, checksums(block.sources, block.targets)
 
     def score_pairs(self, block: Pairs) -> tuple[Pairs, ScoreMatrix, Hashes]:
@@ -92,7 +104,7 @@ class BlockScorer:
         if self._mender is not None:
             block = self._mender.pairs(block)
         texts = TextBlock(block.sources, block.targets)
-        return block, score_block(self._filters, texts), np.column_stack([side.keys for side in texts.sides])
+        return block, score_block(self._filters, texts), texts.keys
 
     def mended(self) -> dict[str, int]:
         return {} if self._mender is None else self._mender.counts

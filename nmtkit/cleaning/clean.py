@@ -10,25 +10,25 @@ Cleaning has four steps:
    duplicates of kept pairs, and writes the outputs.
 """
 
-import pickle
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock, checked_scores, score_block
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport, Decision
 from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, TextBlock
 from nmtkit.cleaning.filters.interface import Limits
-from nmtkit.cleaning.mending import mended_pairs
+from nmtkit.cleaning.mending import Mender, mended_pairs
 from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
-from nmtkit.cleaning.scores import ScoreReader, ScoreWriter, columns_of
+from nmtkit.cleaning.scores import ScoreWriter, check_columns, columns_of, read_scores
 from nmtkit.cleaning.similarity import rensa
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
@@ -44,37 +44,31 @@ from nmtkit.jobs.workers import Workers
 BLOCK = 4096  # pairs
 
 
-def clean(
-    config: CleanConfig,
-    names: Sequence[str],
-    configs: dict[str, Any],
-    scorer: PairScorer | None = None,
-) -> CleanReport:
+def clean(config: CleanConfig, names: Sequence[str], configs: dict[str, Any], scorer: PairScorer | None) -> CleanReport:
     """Writes the kept pairs of the corpora `names` to `config.output`, and the other files that `config` names.
 
     `configs` has the config of each filter, in the order in which the filters are applied. `scorer` scores the pairs
     that all filters keep, with translation models or with a neural metric. Raises ValueError or OSError for errors in
     the settings or the text, and then writes no file.
     """
-    corpora = corpora_of(config, names)
-    others = (corpora_of(config, each, columns=False) for each in (config.exclude, config.domain))
-    check_files(config, [*corpora, *chain.from_iterable(others)])
-    filters = make_filters(config, configs)
+    corpora, context = inputs_of(config, names)
+    check_files(config, [*corpora, *context.exclude, *context.domain])
+    filters = make_filters(configs, context)
     score = partial(score_corpora, config, corpora, filters)
     return write_outputs(config, corpora, filters, score, scorer)
 
 
-def corpora_of(config: CleanConfig, names: Sequence[str], columns: bool = True) -> list[Corpus]:
-    """Returns the corpora `names` in the languages of `config`. If `columns` is false, ignores `config.columns`."""
-    chosen = as_columns(config.columns) if columns else None
-    return [locate(name, config.source_lang, config.target_lang, chosen) for name in names]
-
-
-def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filter]:
-    """Returns the filters of `configs`, which are not fitted yet."""
+def inputs_of(config: CleanConfig, names: Sequence[str]) -> tuple[list[Corpus], FilterContext]:
+    """Returns the corpora `names`, which are cleaned, and the context of the filters."""
     languages = config.source_lang, config.target_lang
-    excluded, domain = (tuple(corpora_of(config, names, columns=False)) for names in (config.exclude, config.domain))
-    context = FilterContext(*languages, excluded, domain, config.lid_model, mended_pairs if config.mend else None)
+    corpora = [locate(name, *languages, as_columns(config.columns)) for name in names]
+    excluded, domain = (tuple(locate(name, *languages) for name in each) for each in (config.exclude, config.domain))
+    mend = mended_pairs if config.mend else None
+    return corpora, FilterContext(*languages, excluded, domain, config.lid_model, mend)
+
+
+def make_filters(configs: dict[str, Any], context: FilterContext) -> dict[str, Filter]:
+    """Returns the filters of `configs`, which are not fitted yet."""
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
 
 
@@ -93,9 +87,6 @@ def scorer_of(config: CleanConfig) -> PairScorer | None:
 
     languages = config.source_lang, config.target_lang
     if config.forward is not None and config.backward is not None:
-        for path in (config.forward, config.backward):
-            if not path.is_file():
-                raise FileNotFoundError(f"no such checkpoint: {path}")
         return DualCrossEntropy(config.forward.absolute(), config.backward.absolute(), languages)
     assert config.output is not None
     return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
@@ -103,12 +94,11 @@ def scorer_of(config: CleanConfig) -> PairScorer | None:
 
 def check_files(config: CleanConfig, corpora: Sequence[Corpus]) -> None:
     """Raises ValueError if an output would overwrite a file of `corpora`, another input, or another output."""
-    languages = config.source_lang, config.target_lang
     inputs = [path for corpus in corpora for path in corpus.paths()]
     outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
     for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
-        for path in [] if name is None else output_paths(name, languages):
-            outputs[f"{flag} ({path.name})"] = path
+        paths = [] if name is None else output_paths(name, (config.source_lang, config.target_lang))
+        outputs |= {f"{flag} ({path.name})": path for path in paths}
     check_outputs(outputs, [*inputs, config.from_scores, config.lid_model, config.forward, config.backward])
 
 
@@ -132,12 +122,14 @@ def write_outputs(
     with ExitStack() as stack:
         writer = stack.enter_context(CorpusWriter(config.output, languages))
         dropped = stack.enter_context(CorpusWriter(config.dropped, languages)) if config.dropped else None
-        scores = stack.enter_context(ScoreWriter(config.scores)) if config.scores else None
         scratch = Path(tempfile.mkdtemp(prefix=".clean.", dir=writer.paths[0].parent))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         read = None if config.from_scores is None else columns_of(config.from_scores)
         late = late_limits(scorer, read, config.min_model, config.probability_limit())
         limits: dict[str, Limits] = {**filters, **late}
+        if config.from_scores is not None:
+            check_columns(config.from_scores, columns_of(config.from_scores), list(limits))
+        scores = ScoreWriter(config.scores, list(limits), stack) if config.scores else None
         scored = score(scratch, list(limits))
         if late and config.from_scores is None:
             each = list(filters.values())
@@ -171,11 +163,8 @@ def count_pairs(corpora: Sequence[Corpus]) -> int | None:
 
 def fit(filters: dict[str, Filter], sample: PairSample, mends: bool) -> None:
     """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
-    sources, targets = map(list, zip(*sample.items(), strict=True))
-    part = Pairs(sources, targets, [{}] * len(sources))
-    if mends:
-        part = mended_pairs(part)
-    texts = TextBlock(part.sources, part.targets)
+    sides = [list(side) for side in zip(*sample.items(), strict=True)]
+    texts = TextBlock(*(map(Mender(), sides) if mends else sides))
     for name, each in filters.items():
         progress.begin(f"Fitting filter {name}")
         each.fit(texts)
@@ -185,33 +174,30 @@ def fit(filters: dict[str, Filter], sample: PairSample, mends: bool) -> None:
 
 
 def score_corpora(
-    config: CleanConfig,
-    corpora: Sequence[Corpus],
-    filters: dict[str, Filter],
-    scratch: Path,
-    columns: Sequence[str],
+    config: CleanConfig, corpora: Sequence[Corpus], filters: dict[str, Filter], scratch: Path, columns: Sequence[str]
 ) -> Scored:
     """Mends and scores all pairs. If `config.from_scores` is given, reads the scores `columns` from this file."""
-    earlier = None if config.from_scores is None else ScoreReader(config.from_scores, columns)
     sample = PairSample(config.sample, config.seed)
     blocks = []
     progress.begin("Reading", "pairs", lambda: count_pairs(corpora))
     for number, (index, part) in enumerate(read_blocks(corpora, sample)):
         blocks.append(StoredBlock(index, scratch / str(number)))
-        with blocks[-1].path.open("wb") as file:
-            pickle.dump(part, file, pickle.HIGHEST_PROTOCOL)
-    active: list[Filter] = []
-    if earlier is None:
-        active = list(filters.values())
+        blocks[-1].write(part)
+    active = list(filters.values()) if config.from_scores is None else []
+    if config.from_scores is None:
         fit(filters, sample, config.mend)
     table, mended = ScratchTable(scratch), Counter[str]()
+    checksums = [np.empty(0, np.uint32)]
     progress.begin("Scoring", "pairs", sample.count)
     with Workers(config.workers or usable_cores(), partial(BlockScorer, active, config.mend)) as workers:
         for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block) for block in blocks):
-            table.append(scores if earlier is None else earlier.next(sums), keys)
+            table.append(scores, keys)
+            if config.from_scores is not None:
+                checksums.append(sums)
             progress.advance(len(keys))
         for counts in workers.broadcast((BlockScorer.mended,)):
             mended.update(counts)
-    if earlier is not None:
-        earlier.finish()
-    return table.scored(blocks, dict(mended))
+    scored = table.scored(blocks, dict(mended))
+    if config.from_scores is not None:
+        scored.scores = read_scores(config.from_scores, columns, np.concatenate(checksums), scratch / "earlier")
+    return scored

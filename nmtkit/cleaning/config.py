@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.config import Config, FlagRule, check_no_collisions, derive, field_types, option
+from nmtkit.config import Config, FlagRule, check_no_collisions, derive, option, split_settings
 from nmtkit.data.corpora.corpus import as_columns
 from nmtkit.jobs.shard_options import ShardOptions
 
@@ -28,12 +28,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 CLEAN_RULES = (
     FlagRule(
         "--from-scores",
-        excludes=("--sample", "--seed", "--exclude", "--domain", "--lid-model", "--alignment-iterations"),
-        reason="the file has the scores",
-    ),
-    FlagRule(
-        "--from-scores",
-        excludes=("--forward", "--backward", "--self-train", "--self-train-updates", "--quality"),
+        excludes=(
+            *("--sample", "--seed", "--exclude", "--domain", "--lid-model", "--alignment-iterations"),
+            *("--forward", "--backward", "--self-train", "--self-train-updates", "--quality"),
+        ),
         reason="the file has the scores",
     ),
     FlagRule("--self-train", excludes=("--forward", "--backward"), reason="--self-train makes both models"),
@@ -73,10 +71,10 @@ class CleanConfig(Config):
         "corpus to write: a prefix, .tsv, .tmx, .jsonl, .parquet or .zip; text files may end in .gz, .zst, …; required "
         "without --output-dir",
         metavar="CORPUS",
-    )  # fmt: skip
+    )
     dropped: str | None = option(
         None, "write the dropped pairs to this corpus, with a column named reason", metavar="CORPUS"
-    )  # fmt: skip
+    )
     columns: tuple[str, ...] = option(
         (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
         metavar="SOURCE,TARGET",
@@ -196,13 +194,10 @@ def filter_configs(names: Sequence[str], preset: str) -> dict[str, Any]:
     """Returns the config of each named filter, with the limits of the preset. Raises ValueError for an unknown name."""
     from nmtkit.cleaning.filters import FILTERS
 
-    configs = {}
+    configs: dict[str, Any] = {}
     for name in names:
         config = FILTERS[name].preset
-        changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
-        configs[name] = derive(config, changes, f"preset {preset}")
-    check_no_collisions(
-        {"nmtkit clean": CleanConfig(source_lang="", target_lang=""), "nmtkit clean --output-dir": ShardOptions()}
-        | {f"filter {name}": config for name, config in configs.items()}
-    )
+        configs[name] = derive(config, split_settings(PRESETS[preset], type(config))[0], f"preset {preset}")
+    own = {"nmtkit clean": CleanConfig(source_lang="", target_lang=""), "nmtkit clean --output-dir": ShardOptions()}
+    check_no_collisions(own | {f"filter {name}": config for name, config in configs.items()})
     return configs

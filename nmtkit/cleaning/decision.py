@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.blocks import Scored
+from nmtkit.cleaning.blocks import Scored, with_rows
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.filters.text_block import TextSide
@@ -116,8 +116,7 @@ class Decision:
 
         The comparison ignores case, spaces and punctuation. If one side is compared, the best of several equal pairs
         stays. If both sides are compared, the first pair stays: equal pairs then differ only in case, spaces and
-        punctuation, and models prefer some of these forms by chance. With --duplicate-similarity, also drops similar
-        pairs.
+        punctuation, and models prefer some of these forms by chance. Also drops pairs for --duplicate-similarity.
         """
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
@@ -125,7 +124,7 @@ class Decision:
         with hashes.open("wb") as file:
             for start in range(0, len(kept), 1 << 18):
                 part = kept[start : start + (1 << 18)]
-                file.write(np.ascontiguousarray(self._scored.keys[part][:, columns]).tobytes())
+                file.write(self._scored.keys[part][:, columns].tobytes())
         quality = None if self._config.duplicates == "pair" else self._quality(kept)
         for path in partition(hashes, self._scratch):
             rows = kept[find_duplicates(path, quality)]
@@ -146,14 +145,11 @@ class Decision:
         """
         texts = SimilarTexts(self._scratch / "texts", similarity)
         kept = np.flatnonzero(self._first < 0)
-        row = 0
-        for stored in self._scored.blocks:
-            block = stored.read()
-            pairs = block.select((self._first[row : row + len(block)] < 0).tolist())
-            names = {"pair": ("sources", "targets"), "source": ("sources",)}.get(self._config.duplicates, ("targets",))
+        names = {"pair": ("sources", "targets"), "source": ("sources",)}.get(self._config.duplicates, ("targets",))
+        for rows, block in with_rows(self._scored.blocks):
+            pairs = block.select((self._first[rows] < 0).tolist())
             sides = [TextSide(getattr(pairs, name)).normalized for name in names]
             texts.add(["\t".join(lines) for lines in zip(*sides, strict=True)])
-            row += len(block)
         quality = self._quality(kept)
         order = np.arange(len(kept)) if quality is None else np.argsort(-quality, kind="stable")
         self._drop(kept[texts.find(order)])
@@ -168,36 +164,30 @@ class Decision:
         return None if index is None else np.round(np.nan_to_num(self._scored.scores[rows, index], nan=-1), 2)
 
     def write(self, writer: CorpusWriter, dropped: CorpusWriter | None, scores: ScoreWriter | None) -> CleanReport:
-        row = 0
-        counts = np.zeros((len(self._corpora), 2), np.int64)  # pairs read and pairs kept of each corpus
-        for stored in self._scored.blocks:
-            block = stored.read()
+        # corpus -> pairs read and pairs kept; a corpus may be given twice
+        counts = {corpus.name: np.zeros(2, np.int64) for corpus in self._corpora}
+        blocks = self._scored.blocks
+        for stored, (rows, block) in zip(blocks, with_rows(blocks), strict=True):
             if stored.path.parent == self._scratch:
                 stored.path.unlink()
-            rows = slice(row, row + len(block))
             first = self._first[rows]
             writer.write(block.select((first < 0).tolist()))
             if dropped is not None:
                 dropped.write(self._with_reasons(block, first, dropped.has_columns))
             if scores is not None:
-                values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
                 names = [None if code < 0 else self.reasons[code] for code in first.tolist()]
-                scores.write(stored.corpus, block.first, sums, values, names)
+                scores.write(stored.corpus, block.first, sums, self._scored.scores[rows], names)
             self._examples(block, rows)
-            row += len(block)
             progress.advance(len(block))
-            counts[stored.corpus] += len(block), (first < 0).sum()
-        kept = int((self._first < 0).sum())
-        assert row == len(self._first) == kept + sum(report.dropped for report in self.reports)
+            counts[self._corpora[stored.corpus].name] += len(block), (first < 0).sum()
+        read, kept = np.sum([*counts.values()], 0).tolist()
+        assert read == len(self._first) == kept + sum(report.dropped for report in self.reports)
         if not kept:
             reasons = ", ".join(f"{report.name}: {report.dropped:,}" for report in self.reports if report.dropped)
-            raise ValueError(f"none of {row:,} pairs is left; dropped: {reasons}; are languages or columns exchanged?")
-        read_of: dict[str, tuple[int, int]] = {}
-        for corpus, (read, left) in zip(self._corpora, counts.tolist(), strict=True):
-            before = read_of.get(corpus.name, (0, 0))  # a corpus may be given twice
-            read_of[corpus.name] = before[0] + read, before[1] + left
-        return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)
+            raise ValueError(f"none of {read:,} pairs is left; dropped: {reasons}; are languages or columns exchanged?")
+        read_of = {name: (int(of_corpus[0]), int(of_corpus[1])) for name, of_corpus in counts.items()}
+        return CleanReport(read, kept, self._scored.mended, self.reports, self._overlaps, read_of)
 
     def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16], has_columns: bool) -> Pairs:
         bad = block.select((first >= 0).tolist())

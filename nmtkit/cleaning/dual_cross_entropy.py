@@ -69,10 +69,9 @@ class DualCrossEntropy:
 def codes_of(flag: str, path: Path, languages: tuple[str, str]) -> Codes:
     """Returns the language codes with which the model in `path` translates from `languages[0]` to `languages[1]`.
 
-    `flag` is the flag that named `path`, for messages.
-
-    Both codes are None for a model without language tokens. Raises ValueError for a language model, for a model that
-    lacks one of the languages, and for a model of the opposite direction.
+    `flag` is the flag that named `path`, for messages. Both codes are None for a model without language tokens. Raises
+    ValueError for a language model, for a model that lacks one of the languages, and for a model of the opposite
+    direction.
     """
     contents = checkpoint.load(path, mmap=True)
     if not reads_source(contents):
@@ -138,7 +137,14 @@ class SelfTrained(DualCrossEntropy):
     def _train(self, folder: Path, source: str, target: str) -> Translator:
         data, run = folder / f"data-{source}-{target}", folder / f"{source}-{target}"
         if not data.exists():
-            self._preprocess(folder, data, source, target)
+            config = PreprocessConfig(
+                source_lang=source, target_lang=target, train=(str(folder / "train"),), destdir=data,
+                vocab_size=VOCABULARY, workers=1,
+            )  # fmt: skip
+            try:
+                preprocess(config)
+            except VocabularySizeError as error:  # the text allows only other sizes
+                preprocess(replace(config, vocab_size=error.possible))
         progress.begin(f"Training a model {source}-{target}")
         warmup = min(100, max(1, self._updates // 10))
         changes = {"max_update": self._updates, "warmup_updates": warmup, "save_dir": run}
@@ -146,16 +152,3 @@ class SelfTrained(DualCrossEntropy):
         if not result.finished:
             raise KeyboardInterrupt
         return loaded(result.last)
-
-    @staticmethod
-    def _preprocess(folder: Path, data: Path, source: str, target: str) -> None:
-        """Makes a dataset with VOCABULARY entries, or with the nearest number of entries that the text allows."""
-
-        config = PreprocessConfig(
-            source_lang=source, target_lang=target, train=(str(folder / "train"),), destdir=data, vocab_size=VOCABULARY,
-            workers=1,
-        )  # fmt: skip
-        try:
-            preprocess(config)
-        except VocabularySizeError as error:
-            preprocess(replace(config, vocab_size=error.possible))

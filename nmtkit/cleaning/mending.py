@@ -3,7 +3,7 @@
 import html
 import re
 import unicodedata
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nmtkit.config.extras import imported
@@ -19,19 +19,16 @@ _SPACE = re.compile("[ \t\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029]+")
 _INVISIBLE_OR_SPACE = re.compile(f"{INVISIBLE.pattern}|[\t\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029]")
 
 
-def fix_encoding() -> Callable[[str], str]:
-    """Returns the function of ftfy that undoes a wrong encoding. Raises ImportError if ftfy is missing."""
-    need = "mending wrong encodings needs pip install 'nmtkit[data]'; --no-mend leaves all text as it is"
-    ftfy = imported("ftfy", need=need)
-    config = ftfy.TextFixerConfig(explain=False, unescape_html=False)
-    return lambda text: ftfy.fix_encoding(text, config)
-
-
 class Mender:
-    """Mends the lines of blocks, and counts the mended lines for each name of `MENDED`."""
+    """Mends the lines of blocks, and counts the mended lines for each name of `MENDED`.
+
+    Raises ImportError if ftfy is missing, which undoes wrong encodings.
+    """
 
     def __init__(self) -> None:
-        self._fix_encoding = fix_encoding()
+        need = "mending wrong encodings needs pip install 'nmtkit[data]'; --no-mend leaves all text as it is"
+        ftfy = imported("ftfy", need=need)
+        self._fix_encoding = partial(ftfy.fix_encoding, config=ftfy.TextFixerConfig(explain=False, unescape_html=False))
         self.counts: dict[str, int] = dict.fromkeys(MENDED, 0)
 
     def __call__(self, lines: list[str]) -> list[str]:
@@ -39,7 +36,6 @@ class Mender:
         return list(map(self._mended, lines))
 
     def pairs(self, part: Pairs) -> Pairs:
-        """Returns the pairs with mended lines."""
         return Pairs(self(part.sources), self(part.targets), part.extras, part.first)
 
     def _mended(self, line: str) -> str:

@@ -5,19 +5,19 @@ probability that a pair is good. Its good examples are the best pairs of the cor
 sources with wrong targets, which `noise` makes.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.blocks import StoredBlock
+from nmtkit.cleaning.blocks import StoredBlock, with_rows
 from nmtkit.cleaning.filters.calibration import logistic_regression, noise
-from nmtkit.cleaning.filters.interface import Limits
+from nmtkit.cleaning.filters.interface import Limits, first_limits
 from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores, TextBlock
 from nmtkit.data.corpora.corpus import Pairs
-from nmtkit.data.corpora.dropping import Mask, RowNumbers
+from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.jobs import progress
 
 MODEL, PROBABILITY = "model", "probability"
@@ -81,7 +81,8 @@ class PairProbability:
         columns = []
         for column, limits in zip(scores.T.astype(np.float64), self._limits, strict=True):
             if limits.unit == "probability":
-                column = _log_odds(column)
+                clipped = np.clip(column, 1e-4, 1 - 1e-4)
+                column = np.log(clipped / (1 - clipped))  # log odds
             elif limits.unit == MODEL_UNIT:
                 column = np.log(np.maximum(column, 1e-6))
             elif np.isfinite((limits.lowest, limits.highest)).all():
@@ -93,23 +94,12 @@ class PairProbability:
         return np.clip((features - self._mean) / self._scale, -6, 6)
 
 
-def _log_odds(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    clipped = np.clip(probabilities, 1e-4, 1 - 1e-4)
-    return np.log(clipped / (1 - clipped))
-
-
-def dropped_rows(limits: Sequence[Limits], scores: ScoreMatrix) -> Mask:
-    """Returns whether each pair has a score beyond one of the `limits`. `scores` has a column for each limit."""
-    masks = [each.drops(column) for each, column in zip(limits, scores.T, strict=True)]
-    return np.any(masks, 0) if masks else np.zeros(len(scores), np.bool_)
-
-
 class LateScorer:
     """Adds late scores to the scores of the filters. `limits` belong to the filters, and `late` to the late scores.
 
-    `score_block` returns the scores of all filters for a block. The probability of a pair depends on the score of the
-    models, which `scorer` computes, and on the scores of the filters with `in_probability`. If no filter has
-    `in_probability`, all scores count.
+    `late` comes from `late_limits` and has a probability. `score_block` returns the scores of all filters for a block.
+    The probability of a pair depends on the score of the models, which `scorer` computes, and on the scores of the
+    filters with `in_probability`. If no filter has `in_probability`, all scores count.
     """
 
     def __init__(
@@ -121,10 +111,10 @@ class LateScorer:
         seed: int,
     ) -> None:
         self._limits, self._score_block, self._scorer, self._seed = limits, score_block, scorer, seed
-        self._names = list(late)
+        self._late = late
         self._used = [index for index, each in enumerate(limits) if each.in_probability] or list(range(len(limits)))
-        used = [limits[index] for index in self._used]
-        self._probability = PairProbability([*used, *(late[name] for name in self._names if name == MODEL)])
+        models = [each for name, each in late.items() if name == MODEL]
+        self._probability = PairProbability([*(limits[index] for index in self._used), *models])
 
     def add(self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, path: Path) -> ScoreMatrix:
         """Returns `scores` [pairs, filters] with further columns: the scores of models, and the probability of a pair.
@@ -134,39 +124,26 @@ class LateScorer:
         if the filters keep fewer than FEWEST pairs, because the probability is fitted to the kept pairs.
         """
         width = len(self._limits)
-        result = np.memmap(path, np.float32, "w+", shape=(len(scores), width + len(self._names)))
-        kept = np.concatenate([
-            np.flatnonzero(~dropped_rows(self._limits, part[:, :width])) + start
-            for start in range(0, len(scores), 1 << 16) for part in (scores[start : start + (1 << 16)],)
-        ])  # fmt: skip
+        result = np.memmap(path, np.float32, "w+", shape=(len(scores), width + len(self._late)))
+        parts = (scores[start : start + (1 << 16), :width] for start in range(0, len(scores), 1 << 16))
+        kept = np.flatnonzero(np.concatenate([first_limits(self._limits, part) for part in parts]) < 0)
         progress.begin("Fitting models" if self._scorer is not None else "Fitting the probability")
         self._fit(blocks, scores[:, :width], kept)
-        runs_models = self._scorer is not None and scores.shape[1] == width
-        passes = self._scorer.passes if self._scorer is not None and runs_models else 1
-        progress.begin("Scoring kept pairs", "pairs", len(kept), passes=passes)
-        for start, block in _read(blocks):
-            rows = slice(start, start + len(block))
+        scorer = self._scorer if scores.shape[1] == width else None
+        progress.begin("Scoring kept pairs", "pairs", len(kept), passes=1 if scorer is None else scorer.passes)
+        for rows, block in with_rows(blocks):
             result[rows, :width] = scores[rows, :width]
             result[rows, width:] = np.nan
-            inside = kept[slice(*np.searchsorted(kept, (rows.start, rows.stop)))]
+            inside = _inside(kept, rows)
             if len(inside):
-                sides = [[side[row] for row in (inside - start).tolist()] for side in (block.sources, block.targets)]
-                result[inside, width:] = self._late(scores[inside], *sides)
-            if not runs_models:  # otherwise, the models advance the progress
+                known = scores[inside]
+                if scorer is not None:
+                    known = np.column_stack((known, scorer.score(*_texts(block, inside - rows.start))))
+                probability = self._probability.score(known[:, [*self._used, *range(width, known.shape[1])]])
+                result[inside, width:] = np.column_stack((known[:, width:], probability))
+            if scorer is None:  # otherwise, the models advance the progress
                 progress.advance(len(inside))
         return result
-
-    def _late(self, scores: ScoreMatrix, sources: list[str], targets: list[str]) -> ScoreMatrix:
-        """Returns the late columns of pairs. `scores` are the rows of these pairs in the argument of `add`."""
-        width = len(self._limits)
-        columns = [scores]
-        if self._scorer is not None and scores.shape[1] == width:
-            columns.append(np.asarray(self._scorer.score(sources, targets), np.float32)[:, None])
-        if PROBABILITY in self._names:
-            late = np.column_stack(columns)
-            used = [*self._used, *range(width, late.shape[1])]
-            columns.append(self._probability.score(late[:, used])[:, None])
-        return np.column_stack(columns)[:, width:]
 
     def _fit(self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, kept: RowNumbers) -> None:
         """Finds the best pairs by the scores of the filters. Fits the models and the regression to different pairs."""
@@ -177,7 +154,8 @@ class LateScorer:
             )
         generator = np.random.default_rng(self._seed)
         rows = np.sort(generator.choice(kept, min(SAMPLE, len(kept)), replace=False))
-        sources, targets = _texts(blocks, rows)
+        texts = [_texts(block, _inside(rows, part) - part.start) for part, block in with_rows(blocks)]
+        sources, targets = ([line for sides in texts for line in sides[index]] for index in (0, 1))
         some = generator.permutation(len(rows))[:CALIBRATION].tolist()
         by_filters = PairProbability([self._limits[index] for index in self._used])
         self._fit_probability(by_filters, [sources[row] for row in some], [targets[row] for row in some], None)
@@ -196,25 +174,16 @@ class LateScorer:
         for texts in (targets, noise(targets, self._seed)):
             matrix = self._score_block(TextBlock(sources, texts))[:, self._used]
             if scorer is not None:
-                matrix = np.column_stack((matrix, np.asarray(scorer.score(sources, texts), np.float32)))
+                matrix = np.column_stack((matrix, scorer.score(sources, texts)))
             matrices.append(matrix)
         probability.fit(*matrices)
 
 
-def _read(blocks: Sequence[StoredBlock]) -> Iterator[tuple[int, Pairs]]:
-    """Yields each block with the index of its first pair in the whole corpus. The index counts from 0."""
-    start = 0
-    for block in (stored.read() for stored in blocks):
-        yield start, block
-        start += len(block)
+def _inside(rows: RowNumbers, part: slice) -> RowNumbers:
+    """Returns the members of `rows`, which must be ascending, that are inside the part of the corpus."""
+    return rows[slice(*np.searchsorted(rows, (part.start, part.stop)))]
 
 
-def _texts(blocks: Sequence[StoredBlock], rows: RowNumbers) -> tuple[list[str], list[str]]:
-    """Returns the sources and the targets of the pairs with the indices `rows`, which must be ascending."""
-    sources: list[str] = []
-    targets: list[str] = []
-    for start, block in _read(blocks):
-        inside = rows[slice(*np.searchsorted(rows, (start, start + len(block))))] - start
-        sources += [block.sources[row] for row in inside.tolist()]
-        targets += [block.targets[row] for row in inside.tolist()]
-    return sources, targets
+def _texts(block: Pairs, rows: RowNumbers) -> tuple[list[str], list[str]]:
+    """Returns the sources and the targets of the pairs of a block with the indices `rows`."""
+    return [block.sources[row] for row in rows.tolist()], [block.targets[row] for row in rows.tolist()]

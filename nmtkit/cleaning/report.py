@@ -20,6 +20,7 @@ def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
     share, dropped = f"{report.kept / max(1, report.read):.1%}", report.read - report.kept
     used = sorted((item for item in report.filters if item.matching), key=lambda item: -item.dropped)
     idle = [item for item in report.filters if not item.matching]
+    near = [item for item in (*used, *idle) if item.kept_examples]
     return render(
         "cleaning.html",
         title=f"Cleaning {source_lang} → {target_lang}",
@@ -32,11 +33,7 @@ def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
         dropped=[(item.name, _texts(item.dropped_examples[:SHOWN])) for item in used if item.dropped_examples],
         overlaps=_overlaps(report),
         charts=[Html(_chart(item)) for item in used],
-        kept=[
-            (f"{item.name}: kept, next to the limit", _texts(item.kept_examples))
-            for item in (*used, *idle)
-            if item.kept_examples
-        ],
+        kept=[(f"{item.name}: kept, next to the limit", _texts(item.kept_examples)) for item in near],
         others=[Html(_chart(item)) for item in idle],
         body=[],
     )
@@ -54,9 +51,8 @@ def _overlaps(report: CleanReport) -> list[tuple[str, int]]:
 
 
 def _limits(item: FilterReport) -> str:
-    parts = [f"below {item.lowest:g}" if np.isfinite(item.lowest) else "",
-             f"above {item.highest:g}" if np.isfinite(item.highest) else ""]  # fmt: skip
-    return " or ".join(filter(None, parts))
+    limits = {"below": item.lowest, "above": item.highest}
+    return " or ".join(f"{side} {limit:g}" for side, limit in limits.items() if np.isfinite(limit))
 
 
 def _chart(item: FilterReport) -> str:

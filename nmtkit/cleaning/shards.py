@@ -12,7 +12,7 @@ duplicates, and the report. Pickled files can run code, so do not merge a folder
 import os
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -22,24 +22,17 @@ import numpy as np
 
 import nmtkit
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock
-from nmtkit.cleaning.clean import (
-    PairSample,
-    check_files,
-    corpora_of,
-    fit,
-    make_filters,
-    read_blocks,
-    write_outputs,
-)
+from nmtkit.cleaning.clean import PairSample, check_files, fit, inputs_of, make_filters, read_blocks, write_outputs
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport
-from nmtkit.cleaning.filters.interface import Filter
-from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores
-from nmtkit.cleaning.probability import PairScorer, dropped_rows
+from nmtkit.cleaning.filters.interface import Filter, first_limits
+from nmtkit.cleaning.filters.text_block import Scores
+from nmtkit.cleaning.probability import PairScorer
 from nmtkit.config import flag_of
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins, source_digests
 from nmtkit.data.corpora.corpus import Corpus, Pairs
+from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, merge, open_plan
@@ -108,8 +101,6 @@ def load_cleaner(folder: Path, plugins: Sequence[str], threads: int | None = Non
 
 
 class ShardCleaner:
-    """Mends and scores the pairs of shards."""
-
     def __init__(self, pairs: Path, job: StoredJob) -> None:
         self._pairs, self._job = pairs, job
         if job.scorer is not None:
@@ -128,23 +119,21 @@ class ShardCleaner:
             while done < shard.lines:
                 corpus, block = pickle.load(file)
                 block, scores, keys = worker.score_pairs(block)
-                dropped = np.zeros(len(block), np.bool_)
-                for name, each, column in zip(filters, filters.values(), scores.T, strict=True):
-                    mask = each.drops(column) & ~dropped
-                    counts[f"dropped: {name}"] += int(mask.sum())
-                    dropped |= mask
+                first = first_limits(filters.values(), scores)
+                for index, name in enumerate(filters):
+                    counts[f"dropped: {name}"] += int((first == index).sum())
                 if self._job.scorer is not None:
-                    scores = np.column_stack((scores, self._model_scores(self._job.scorer, block, scores)))
+                    models = self._model_scores(self._job.scorer, block, np.flatnonzero(first < 0))
+                    scores = np.column_stack((scores, models))
                 yield pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
                 yield pickle.dumps((corpus, scores, keys), pickle.HIGHEST_PROTOCOL)
                 done += len(block)
         assert done == shard.lines, f"{done} pairs of {shard}"
         counts.update({f"mended: {name}": count for name, count in worker.mended().items()})
 
-    def _model_scores(self, scorer: PairScorer, block: Pairs, scores: ScoreMatrix) -> Scores:
-        """Returns the scores of the models [pairs]. A pair that a filter drops has NaN."""
+    def _model_scores(self, scorer: PairScorer, block: Pairs, rows: RowNumbers) -> Scores:
+        """Returns the scores of the models [pairs]. Only the kept pairs `rows` have a score, the others have NaN."""
         result = np.full(len(block), np.nan, np.float32)
-        rows = np.flatnonzero(~dropped_rows(list(self._job.filters.values()), scores))
         if len(rows):
             sides = ([side[row] for row in rows.tolist()] for side in (block.sources, block.targets))
             with progress.muted():  # the caller counts shards
@@ -152,57 +141,51 @@ class ShardCleaner:
         return result
 
 
-class ShardedCleaning:
-    """Mends and scores the corpora `names` in shards.
+def sharded_cleaning(
+    options: ShardOptions,
+    config: CleanConfig,
+    configs: dict[str, Any],
+    names: Sequence[str],
+    scorer: PairScorer | None,
+    plugins: Sequence[str],
+    command: str,
+) -> tuple[Plan, Callable[[Sequence[Shard]], ShardResults]]:
+    """Reads the plan of the shards of the corpora `names` in `options.output_dir`, or makes the plan.
 
-    The constructor reads the plan of the shards in `options.output_dir`, or makes the plan. `configs` has the config of
-    each filter. `command` is the command line that makes all shards.
+    `configs` has the config of each filter. `command` is the command line that makes all shards. Also returns a
+    function that mends and scores shards, and yields each finished shard with its record.
     """
+    assert options.output_dir is not None
+    folder, workers = options.output_dir, config.workers or usable_cores()
+    processes = shard_processes(options, workers)
+    corpora, context = inputs_of(config, names)
+    files = files_of("corpus", corpora) | files_of("--exclude", context.exclude) | files_of("--domain", context.domain)
+    check_regular(files.values())
+    models = {"--lid-model": config.lid_model, "--forward": config.forward, "--backward": config.backward}
+    files |= {flag: path for flag, path in models.items() if path is not None}
+    settings = {"command": "clean", "version of nmtkit": nmtkit.__version__, "plug-ins": source_digests(plugins)}
+    for part in (config, *configs.values()):
+        compared = (field for field in fields(part) if field.name not in (*FILES, *MERGE_ONLY))
+        settings |= {flag_of(field): getattr(part, field.name) for field in compared}
 
-    def __init__(
-        self,
-        options: ShardOptions,
-        config: CleanConfig,
-        configs: dict[str, Any],
-        names: Sequence[str],
-        scorer: PairScorer | None,
-        plugins: Sequence[str],
-        command: str,
-    ) -> None:
-        assert options.output_dir is not None
-        folder, workers = options.output_dir, config.workers or usable_cores()
-        self._processes = shard_processes(options, workers)
-        corpora = corpora_of(config, names)
-        files = files_of("corpus", corpora) | files_of("--exclude", corpora_of(config, config.exclude, columns=False))
-        files |= files_of("--domain", corpora_of(config, config.domain, columns=False))
-        check_regular(files.values())
-        models = {"--lid-model": config.lid_model, "--forward": config.forward, "--backward": config.backward}
-        files |= {flag: path for flag, path in models.items() if path is not None}
-        settings = {"command": "clean", "version of nmtkit": nmtkit.__version__, "plug-ins": source_digests(plugins)}
-        for part in (config, *configs.values()):
-            for field in fields(part):
-                if part is not config or field.name not in (*FILES, *MERGE_ONLY):
-                    settings[flag_of(field)] = getattr(part, field.name)
+    def shards() -> list[Shard]:
+        job = StoredJob(config, corpora, make_filters(configs, context), scorer)
+        return prepare(folder, job, options.shard_lines)
 
-        def shards() -> list[Shard]:
-            job = StoredJob(config, corpora, make_filters(config, configs), scorer)
-            return prepare(folder, job, options.shard_lines)
+    plan = open_plan(folder, settings, files, ".pairs", options.shard_lines, command, shards)
+    modules = [str(Path(name).absolute()) if name.endswith(".py") else name for name in plugins]
+    load = partial(load_cleaner, folder.absolute(), modules)
+    is_local = options.executor == "local"
+    if is_local and scorer is not None and workers > 1:
+        import torch
 
-        self.plan = open_plan(folder, settings, files, ".pairs", options.shard_lines, command, shards)
-        modules = [str(Path(name).absolute()) if name.endswith(".py") else name for name in plugins]
-        self._load = partial(load_cleaner, folder.absolute(), modules)
-        self._is_local = options.executor == "local"
-        if self._is_local and scorer is not None and workers > 1:
-            import torch
+        torch.set_num_threads(1)
 
-            torch.set_num_threads(1)
+    def run(shards: Sequence[Shard]) -> ShardResults:
+        # all processes of this machine share the memory of the models
+        return processes.run(Shared(load(), load) if is_local else load, plan, shards)
 
-    def run(self, shards: Sequence[Shard]) -> ShardResults:
-        """Mends and scores shards. Yields each finished shard with its record."""
-        if not self._is_local:
-            return self._processes.run(self._load, self.plan, shards)
-        loaded = self._load()  # all processes of this machine share the memory of the models
-        return self._processes.run(Shared(loaded, self._load), self.plan, shards)
+    return plan, run
 
 
 def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
@@ -228,17 +211,17 @@ def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig) -> CleanRepor
     mended = {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
 
     def read_shards(scratch: Path, columns: Sequence[str]) -> Scored:
-        table, blocks, done = ScratchTable(scratch), [], 0
+        table, blocks = ScratchTable(scratch), []
         progress.begin("Reading", "pairs", sum(shard.lines for shard in plan.shards))
         for shard in plan.shards:
             with plan.output(shard).open("rb") as file:
-                end = done + shard.lines
-                while done < end:
+                left = shard.lines
+                while left > 0:
                     position, block = file.tell(), pickle.load(file)
                     corpus, matrix, keys = pickle.load(file)
                     table.append(matrix, keys)
                     blocks.append(StoredBlock(corpus, plan.output(shard), position))
-                    done += len(block)
+                    left -= len(block)
                     progress.advance(len(block))
         return table.scored(blocks, mended)
 

@@ -39,7 +39,6 @@ class SimilarTexts:
         self._lengths: array[int] = array("q")
 
     def add(self, texts: Sequence[str]) -> None:
-        """Appends texts to the file."""
         lines = [text.encode() + b"\n" for text in texts]
         self._file.write(b"".join(lines))
         self._lengths.extend(len(line) for line in lines)
@@ -59,9 +58,8 @@ class SimilarTexts:
             for start in range(0, len(order), CHUNK):
                 rows = order[start : start + CHUNK]
                 texts = (data[ends[row] - self._lengths[row] : ends[row] - 1].decode() for row in rows.tolist())
-                stays[rows] = self._index.add_pairs([
-                    (str(row), ngrams(text)) for row, text in zip(rows.tolist(), texts, strict=True)
-                ])  # fmt: skip
+                named = [(str(row), ngrams(text)) for row, text in zip(rows.tolist(), texts, strict=True)]
+                stays[rows] = self._index.add_pairs(named)
         return np.flatnonzero(~stays)
 
 

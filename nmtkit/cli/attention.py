@@ -50,7 +50,9 @@ def command(sentence: str, plugins: tuple[str, ...], **settings: Any) -> None:
     languages = config.source_lang, config.target_lang
     attention = attend(model, tokenizer, sentence, config.target, config.beam, languages=languages)
     with atomic_write(config.output) as file:
-        file.write(page(attention, f"Attention in {config.path.name}").encode(errors="backslashreplace"))
+        title = f"Attention in {config.path.name}"
+        text = page(attention.source, attention.target, attention.weights, title)
+        file.write(text.encode(errors="backslashreplace"))
     heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)
     tell(f"wrote {config.output}: {heads} heads")
 

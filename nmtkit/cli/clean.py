@@ -78,11 +78,11 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     shards: ShardOptions = from_flags(ShardOptions, settings)
     check_flags((*CLEAN_RULES, *SHARD_RULES), given_flags(), given_flags() | {f"--executor {shards.executor}"})
     if shards.output_dir is not None:
-        from nmtkit.cleaning.shards import ShardedCleaning
+        from nmtkit.cleaning.shards import sharded_cleaning
         from nmtkit.cli.shards import run_shards, this_command
 
-        cleaning = ShardedCleaning(shards, config, configs, corpora, scorer_of(config), plugins, this_command())
-        run_shards(shards, cleaning.plan, cleaning.run)
+        plan, run = sharded_cleaning(shards, config, configs, corpora, scorer_of(config), plugins, this_command())
+        run_shards(shards, plan, run)
         return
     if config.output is None:
         raise ValueError("give --output CORPUS, or --output-dir DIR to work in shards")

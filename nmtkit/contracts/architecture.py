@@ -23,16 +23,16 @@ from nmtkit.translation.translator import Translator, prepare
 SIZE = 13
 VOCABULARY = Vocabulary(source=SIZE, target=SIZE, joint=True)
 PADDING = (3, 2)  # lengths of two padding sentences
+LAYOUT_HINT = "layers that read neighbouring tokens must respect sentence boundaries (layout.cu_seqlens, layout.mask)"
 
 
 def build(subject: Subject[Architecture], seed: int) -> Architecture:
     """Returns a model in evaluation mode. Parameters that are zero become random, because zero gates hide errors."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = subject.build(VOCABULARY)
-        for parameter in model.parameters():
-            if not parameter.any():
-                nn.init.normal_(parameter, std=1.0 if parameter.dim() > 1 else 0.1)
+    torch.manual_seed(seed)
+    model = subject.build(VOCABULARY)
+    for parameter in model.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=1.0 if parameter.dim() > 1 else 0.1)
     return model.eval()
 
 
@@ -82,9 +82,6 @@ def alone_equals_in_any_batch(subject: Subject[Architecture]) -> None:
             _require_close(again[turned.tolist().index(index)], alone, message)
 
 
-LAYOUT_HINT = "layers that read neighbouring tokens must respect sentence boundaries (layout.cu_seqlens, layout.mask)"
-
-
 def padding_sentences_change_nothing(subject: Subject[Architecture]) -> None:
     model, source, target = model_of(subject), sources(subject, 4, 9), targets(subject, 7, 2)
     longest = min(64, model.max_source_positions or 64, model.max_target_positions or 64)
@@ -113,10 +110,9 @@ def every_source_word_matters(subject: Subject[Architecture]) -> None:
         for index in range(source.layout.tokens):
             changed = source.values.clone()
             changed[index] = (changed[index] + 1) % SIZE
-            require(
-                not torch.allclose(features, model(source.with_values(changed), target), rtol=0, atol=1e-6),
-                f"features do not depend on word {index} of a source sentence of {source.layout.tokens} words",
-            )
+            same = torch.allclose(features, model(source.with_values(changed), target), rtol=0, atol=1e-6)
+            words = source.layout.tokens
+            require(not same, f"features do not depend on word {index} of a source sentence of {words} words")
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
@@ -157,12 +153,11 @@ class _Search:
 
     def step(self, column: Tensor) -> None:
         logits: object = self.model.step(column, self.state)
-        require(
-            isinstance(logits, Tensor) and list(logits.shape) == [len(column), SIZE],
-            f"step returned {contract.described(logits)} for {len(column)} rows; it must return logits [N, V] of shape "
-            f"[{len(column)}, {SIZE}]",
-        )
-        assert isinstance(logits, Tensor)
+        if not isinstance(logits, Tensor) or list(logits.shape) != [len(column), SIZE]:
+            raise contract.ContractError(
+                f"step returned {contract.described(logits)} for {len(column)} rows; it must return logits [N, V] of "
+                f"shape [{len(column)}, {SIZE}]"
+            )
         for row, token in enumerate(column.tolist()):
             self.prefixes[row] = [*self.prefixes[row], token]
             source, prefix = self.sources[row // self.beams], self.prefixes[row]
@@ -282,11 +277,10 @@ def static_steps_equal_steps(subject: Subject[Architecture]) -> None:
 def every_parameter_gets_a_finite_gradient(subject: Subject[Architecture]) -> None:
     model = build(subject, seed=3).train()
     target = targets(subject, 7, 4, 9)
-    with torch.random.fork_rng(devices=[]):
-        features = model(sources(subject, 5, 8, 3), target)
-        words = contract.words((target.layout.tokens,), SIZE, 7).values
-        loss = F.cross_entropy(model.output_projection(features), words, reduction="sum")
-        torch.stack([loss, *model.auxiliary_losses().values()]).sum().backward()
+    features = model(sources(subject, 5, 8, 3), target)
+    words = contract.words((target.layout.tokens,), SIZE, 7).values
+    loss = F.cross_entropy(model.output_projection(features), words, reduction="sum")
+    torch.stack([loss, *model.auxiliary_losses().values()]).sum().backward()
     named = dict(model.named_parameters())
     trained = {name: parameter.grad for name, parameter in named.items() if parameter.requires_grad}
     unused = [name for name, gradient in trained.items() if gradient is None or not gradient.any()]
@@ -302,12 +296,12 @@ def every_parameter_gets_a_finite_gradient(subject: Subject[Architecture]) -> No
 def bf16_autocast_trains_and_steps(subject: Subject[Architecture]) -> None:
     model = copy.deepcopy(model_of(subject)).train()
     source, target = sources(subject, 5, 8, 3), targets(subject, 7, 4, 9)
-    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):
         loss = model.output_projection(model(source, target)).float().logsumexp(-1).sum()
         loss = torch.stack([loss, *model.auxiliary_losses().values()]).sum()
     loss.backward()
     for name, parameter in model.named_parameters():
-        finite = parameter.grad is None or bool(parameter.grad.isfinite().all())
+        finite = parameter.grad is None or parameter.grad.isfinite().all()
         require(finite, f"under torch.autocast to bf16, the gradient of {name} is not finite")
     for cast in (False, True):
         model = (copy.deepcopy(model_of(subject)).bfloat16() if cast else model).eval()
@@ -327,10 +321,8 @@ def training_repeats_with_the_seed(subject: Subject[Architecture]) -> None:
         torch.manual_seed(11)
         return model(source, target)
 
-    with torch.random.fork_rng(devices=[]):
-        equal = torch.equal(features(), features())
     require(
-        equal,
+        torch.equal(features(), features()),
         "two forward passes in training mode differ after the same torch.manual_seed; draw random numbers only from "
         "the generator of torch, and keep no state between passes",
     )
@@ -353,11 +345,11 @@ def the_config_survives_a_round_trip(subject: Subject[Architecture]) -> None:
 
 
 def weights_survive_a_round_trip(subject: Subject[Architecture]) -> None:
-    other = build(subject, seed=4)
-    other.load_state_dict(model_of(subject).state_dict())
+    model, other = model_of(subject), build(subject, seed=4)
+    other.load_state_dict(model.state_dict())
     source, target = sources(subject, 5, 8), targets(subject, 7, 4)
-    with contract.evaluated(model_of(subject)), contract.evaluated(other):
-        equal = torch.equal(model_of(subject)(source, target), other(source, target))
+    with contract.evaluated(model):
+        equal = torch.equal(model(source, target), other(source, target))
     require(
         equal,
         "a model that loads the state_dict of another model computes different features; tensors that features "
@@ -380,10 +372,10 @@ def resume_is_exact_and_checkpoints_average(subject: Subject[Architecture]) -> N
         lost = sorted(dict(build(subject, seed=3).named_parameters()).keys() - dict(loaded.named_parameters()).keys())
         require(not lost, f"a model that is loaded for training lacks the parameters {', '.join(lost[:5])}")
         lines = ["bado kelu", "", "miro sate vonu pika"]
-        single = Translator.load(folder / "averaged.pt").translate(lines, beam=2, max_len_b=3)
-        several = Translator.load([folder / "averaged.pt"] * 2).translate(lines, beam=2, max_len_b=3)
-        texts = [[translation.text for translation in translations] for translations in (single, several)]
-        require(texts[0] == texts[1], f"an ensemble of a model with itself translates {texts[1]}, not {texts[0]}")
+        ensembles = (Translator.load([folder / "averaged.pt"] * count) for count in (1, 2))
+        translated = (ensemble.translate(lines, beam=2, max_len_b=3) for ensemble in ensembles)
+        single, several = ([translation.text for translation in translations] for translations in translated)
+        require(single == several, f"an ensemble of a model with itself translates {several}, not {single}")
 
 
 def _require_close(got: Tensor, expected: Tensor, message: str, tolerance: float = 1e-5) -> None:

@@ -2,7 +2,7 @@
 
 from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import resume_is_exact
-from nmtkit.models.architectures.contract import described
+from nmtkit.models.architectures.contract import ContractError, described
 from nmtkit.training.callbacks import CALLBACKS, Callback, hook_mistakes
 
 
@@ -13,8 +13,8 @@ def every_hook_has_a_name_that_a_run_calls(subject: Subject[Callback]) -> None:
 
 def a_state_is_a_dict_that_is_loaded_again(subject: Subject[Callback]) -> None:
     state: object = subject.build().state()
-    require(isinstance(state, dict), f"state returned {described(state)}; it must return a dict ({{}} without state)")
-    assert isinstance(state, dict)
+    if not isinstance(state, dict):
+        raise ContractError(f"state returned {described(state)}; it must return a dict ({{}} without state)")
     other = subject.build()
     other.load_state(state)
     again = other.state()

@@ -3,12 +3,14 @@
 import inspect
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from nmtkit.config import derive
 from nmtkit.config.plugins import plugin_message
@@ -34,8 +36,10 @@ class Subject(Generic[T]):
 
     def __post_init__(self) -> None:
         self.config = derive(self.registry[self.name].preset, self.settings, str(self))
-        if self.tokenizer is None and (path := _checkpoint_in(vars(self.config).values())):
-            self.tokenizer = load_tokenizer([path])
+        values = (value if isinstance(value, tuple) else (value,) for value in vars(self.config).values())
+        paths = (item for item in chain.from_iterable(values) if isinstance(item, Path) and zipfile.is_zipfile(item))
+        if self.tokenizer is None and (checkpoint := next(paths, None)):
+            self.tokenizer = load_tokenizer([checkpoint])
 
     def __str__(self) -> str:
         return f"{self.registry.kind} {self.name}"
@@ -50,12 +54,6 @@ class Subject(Generic[T]):
             f"{self.base.__name__}",
         )
         return component
-
-
-def _checkpoint_in(values: Iterable[Any]) -> Path | None:
-    """Returns the first path of a checkpoint among the values and the items of tuples."""
-    items = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
-    return next((item for item in items if isinstance(item, Path) and zipfile.is_zipfile(item)), None)
 
 
 @dataclass(frozen=True)
@@ -100,13 +98,13 @@ class Contract(Generic[T]):
         return Subject(self.registry, self.base, name, settings, tokenizer)
 
     def results(self, subject: Subject[T]) -> Iterator[Result]:
-        """Yields the result of each check, in order."""
         for check in self.checks:
             error = None
-            try:
-                check(subject)
-            except Exception as raised:  # plug-ins can raise exceptions of any type
-                error = raised
+            with torch.random.fork_rng(devices=[]):  # so that checks can seed the generator of torch
+                try:
+                    check(subject)
+                except Exception as raised:  # plug-ins can raise exceptions of any type
+                    error = raised
             yield Result(title(check), error)
 
 
@@ -115,17 +113,13 @@ def checks_of(module: str, *shared: Check) -> tuple[Check, ...]:
 
     A check is a function whose only parameter has the name `subject`, and which returns None.
     """
-    functions = [value for value in vars(sys.modules[module]).values() if getattr(value, "__module__", "") == module]
-    own = [
-        value
-        for value in functions
-        if isinstance(value, FunctionType) and value.__annotations__.get("return", 0) is None
-    ]
-    return *(check for check in own if list(inspect.signature(check).parameters) == ["subject"]), *shared
+    functions = [value for value in vars(sys.modules[module]).values() if isinstance(value, FunctionType)]
+    signatures = ((each, inspect.signature(each)) for each in functions if each.__module__ == module)
+    own = (each for each, of in signatures if list(of.parameters) == ["subject"] and of.return_annotation is None)
+    return *own, *shared
 
 
 def title(check: Check) -> str:
-    """Returns the name of a check as words."""
     return check.__name__.replace("_", " ")
 
 

@@ -20,10 +20,6 @@ def criterion_of(subject: Subject[Criterion]) -> Criterion:
     return subject.build(dataset(subject.tokenizer).tokenizer)
 
 
-def model_of(subject: Subject[Criterion]) -> Architecture:
-    return tiny_model(subject.tokenizer)
-
-
 def pairs_of(subject: Subject[Criterion], *pairs: int) -> Batch:
     return batch(*pairs, tokenizer=subject.tokenizer)
 
@@ -32,14 +28,14 @@ def loss_of(subject: Subject[Criterion], model: Architecture, pairs: Batch, trai
     """Returns the loss of a training step or a validation step. `seed` seeds the random numbers."""
     criterion = criterion_of(subject).train(training)
     model.train(training)
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
-        torch.manual_seed(seed)
+    torch.manual_seed(seed)
+    with torch.set_grad_enabled(training):
         return criterion(model, pairs)
 
 
 def a_loss_and_its_counts_are_returned(subject: Subject[Criterion]) -> None:
     for training in (True, False):
-        loss = loss_of(subject, model_of(subject), pairs_of(subject, 0, 1, 2), training)
+        loss = loss_of(subject, tiny_model(subject.tokenizer), pairs_of(subject, 0, 1, 2), training)
         values = {"sum": loss.sum, **loss.counts}
         infinite = [name for name, value in values.items() if not value.isfinite()]
         require(not infinite, f"the loss of a new model is not finite: {', '.join(infinite)}")
@@ -48,22 +44,15 @@ def a_loss_and_its_counts_are_returned(subject: Subject[Criterion]) -> None:
 
 
 def the_loss_is_a_sum_and_no_mean(subject: Subject[Criterion]) -> None:
-    check_sum(
-        criterion_of(subject),
-        model_of(subject),
-        pairs_of(subject, 0, 1, 2),
-        pairs_of(subject, 0, 1, 2, 0, 1, 2),
-    )
+    once, twice = pairs_of(subject, 0, 1, 2), pairs_of(subject, 0, 1, 2, 0, 1, 2)
+    check_sum(criterion_of(subject), tiny_model(subject.tokenizer), once, twice)
 
 
 def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
-    model, pairs = model_of(subject), pairs_of(subject, 0, 1, 2)
+    model, pairs = tiny_model(subject.tokenizer), pairs_of(subject, 0, 1, 2)
     firsts = pairs.target_input.layout.cu_seqlens[:-1].long()
-    fewer = replace(
-        pairs,
-        target_output=pairs.target_output.index_fill(0, firsts, IGNORE_INDEX),
-        target_tokens=pairs.target_tokens - len(firsts),
-    )
+    output = pairs.target_output.index_fill(0, firsts, IGNORE_INDEX)
+    fewer = replace(pairs, target_output=output, target_tokens=pairs.target_tokens - len(firsts))
     for counted in (pairs, fewer):
         got = float(loss_of(subject, model, counted, False).counts["nll"])
         with torch.no_grad():
@@ -78,7 +67,7 @@ def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
 
 
 def gradients_reach_the_model_and_are_finite(subject: Subject[Criterion]) -> None:
-    model = model_of(subject)
+    model = tiny_model(subject.tokenizer)
     loss = loss_of(subject, model, pairs_of(subject, 0, 1, 2), True)
     require(loss.sum.requires_grad, "the loss has no gradient; it must be computed from the model's outputs")
     loss.sum.backward()
@@ -91,8 +80,7 @@ def gradients_reach_the_model_and_are_finite(subject: Subject[Criterion]) -> Non
 def a_batch_that_counts_for_nothing_is_taken(subject: Subject[Criterion]) -> None:
     pairs = pairs_of(subject, 0)
     dummy = replace(pairs, target_output=torch.full_like(pairs.target_output, IGNORE_INDEX), target_tokens=0)
-    model = model_of(subject)
-    loss = loss_of(subject, model, dummy, True)
+    loss = loss_of(subject, tiny_model(subject.tokenizer), dummy, True)
     require(
         loss.sum.isfinite(),
         f"the loss of a micro-batch without targets is {loss.sum.item()}, but it must be finite; runs of several "
@@ -104,7 +92,7 @@ def a_batch_that_counts_for_nothing_is_taken(subject: Subject[Criterion]) -> Non
 
 def training_repeats_with_the_seed(subject: Subject[Criterion]) -> None:
     def losses() -> list[Tensor]:
-        loss = loss_of(subject, model_of(subject), pairs_of(subject, 0, 1, 2), True, seed=7)
+        loss = loss_of(subject, tiny_model(subject.tokenizer), pairs_of(subject, 0, 1, 2), True, seed=7)
         return [loss.sum, *loss.counts.values()]
 
     equal = all(torch.equal(value, other) for value, other in zip(losses(), losses(), strict=True))

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from nmtkit.config import derive
 from nmtkit.contracts.checks import Contract, Subject, checks_of, require
-from nmtkit.contracts.runs import TINY_TRANSFORMER, dataset
+from nmtkit.contracts.runs import TINY_CONFIG, dataset, tiny_model
 from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
-from nmtkit.models.architectures import ARCHITECTURES
-from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.models.building import from_checkpoint, to_checkpoint
 from nmtkit.translation.engines import ENGINES, Decoder, Engine, LoadedModels
 from nmtkit.translation.search.constraints import (
     AvoidedText,
@@ -48,15 +46,12 @@ def _checkpoint(tokenizer: Tokenizer | None) -> Path:
     """Writes a checkpoint of a random Transformer whose outputs differ in length, and returns the path of the file."""
     known, folder = dataset(tokenizer).tokenizer, Path(tempfile.mkdtemp(prefix="nmtkit-contract-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    entry = ARCHITECTURES["transformer_tiny"]
-    config = derive(entry.preset, TINY_TRANSFORMER, "contract")
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(1)
-        model: Any = entry.factory(config, vocabulary_of(known))
+    model: Any = tiny_model(tokenizer)
+    with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
         model.output_projection.weight[EOS] *= 1.5
-    checkpoint_file.save(folder / "model.pt", to_checkpoint(model, "transformer_tiny", config, known, [], 1))
+    checkpoint_file.save(folder / "model.pt", to_checkpoint(model, "transformer_tiny", TINY_CONFIG, known, [], 1))
     return folder / "model.pt"
 
 
@@ -79,10 +74,8 @@ def _segments(decoder: Decoder) -> SegmentBatch:
 def _decoded(decoder: Decoder, batches: Sequence[SegmentBatch], options: SearchOptions) -> BatchHypotheses:
     results = list(decoder.decoder(options)(batches))
     numbers = sorted(number for number, _ in results)
-    require(
-        numbers == list(range(len(batches))),
-        f"decode yielded the batches {numbers}; it must yield each of the {len(batches)} batches once",
-    )
+    complete = numbers == list(range(len(batches)))
+    require(complete, f"decode yielded the batches {numbers}; it must yield each of the {len(batches)} batches once")
     return [hypotheses for _, batch in sorted(results, key=lambda result: result[0]) for hypotheses in batch]
 
 
@@ -100,10 +93,8 @@ def hypotheses_and_scores_are_those_of_pytorch_with_each_option(subject: Subject
     for settings in OPTIONS:
         options = SearchOptions(**SHORT | settings) if "sampling" not in settings else SearchOptions(sampling=True)
         reason: object = decoder.engine.refusal(options)
-        require(
-            reason is None or (isinstance(reason, str) and reason),
-            f"refusal returned {reason!r}; it must return a reason or None",
-        )
+        right = reason is None or (isinstance(reason, str) and reason)
+        require(right, f"refusal returned {reason!r}; it must return a reason or None")
         if reason is None or decoder.engine.falls_back:
             expected = _decoded(reference, [segments], options)
             _require_same(_decoded(decoder, [segments[:3], [], segments[3:]], options), expected, settings)

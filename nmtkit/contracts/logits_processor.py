@@ -11,7 +11,7 @@ from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import dataset
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
-from nmtkit.models.architectures.contract import described
+from nmtkit.models.architectures.contract import ContractError, described
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 # B sentences, R hypotheses of each, N = B x R rows, V target vocabulary
@@ -37,12 +37,9 @@ class SmallSearch:
 
     def __post_init__(self) -> None:
         self.source = Packed.from_lists([self.pieces(sentence) for sentence in self.sentences])
-        longest = 2 * self.source.layout.lengths + 10
-        self.state = self.processor.start(self.source, longest, BEAMS)
-        require(
-            isinstance(self.state, LogitsProcessorState),
-            f"start returned {described(self.state)}; it must return a LogitsProcessorState",
-        )
+        self.state = self.processor.start(self.source, 2 * self.source.layout.lengths + 10, BEAMS)
+        right = isinstance(self.state, LogitsProcessorState)
+        require(right, f"start returned {described(self.state)}; it must return a LogitsProcessorState")
 
     def pieces(self, sentence: int) -> list[int]:
         drawn = np.random.default_rng([sentence]).integers(FIRST, self.tokenizer.source_size, LENGTHS[sentence])
@@ -51,11 +48,8 @@ class SmallSearch:
 
     def log_probs(self, step: int) -> Tensor:
         """Returns random log probabilities [N, V] for a step of the search, because the check has no model."""
-        rows = [
-            np.random.default_rng([sentence, beam, step]).normal(0, 2, self.tokenizer.target_size)
-            for sentence in self.sentences
-            for beam in range(BEAMS)
-        ]
+        seeds = [[sentence, beam, step] for sentence in self.sentences for beam in range(BEAMS)]
+        rows = [np.random.default_rng(seed).normal(0, 2, self.tokenizer.target_size) for seed in seeds]
         return torch.from_numpy(np.stack(rows)).float().log_softmax(1)
 
     def next_tokens(self) -> Tensor:
@@ -80,15 +74,13 @@ class SmallSearch:
         log_probs = self.log_probs(len(self.results)) if log_probs is None else log_probs
         before = tokens.clone()
         result: object = self.state.step(tokens, log_probs.clone())
-        require(
-            isinstance(result, Tensor) and result.shape == log_probs.shape and result.is_floating_point(),
-            f"step returned {described(result)} for {len(before)} rows; it must return log probabilities [N, V] of "
-            f"shape {list(log_probs.shape)}",
-        )
-        assert isinstance(result, Tensor)
-        require(
-            torch.equal(tokens, before), "step changes its argument `tokens` in place; only log_probs may be changed"
-        )
+        if not isinstance(result, Tensor) or result.shape != log_probs.shape or not result.is_floating_point():
+            raise ContractError(
+                f"step returned {described(result)} for {len(before)} rows; it must return log probabilities [N, V] of "
+                f"shape {list(log_probs.shape)}"
+            )
+        unchanged = torch.equal(tokens, before)
+        require(unchanged, "step changes its argument `tokens` in place; only log_probs may be changed")
         self.tokens.append(before)
         self.results.append(result.clone())
         return self.results[-1]
@@ -143,10 +135,10 @@ def the_same_search_gives_the_same_log_probabilities(subject: Subject[LogitsProc
     first = search(subject)
     second = SmallSearch(first.processor, first.tokenizer)
     for step in range(STEPS):
-        # two searches of one processor, in turn
+        got, expected = second.step(), first.step()  # two searches of one processor, in turn
         _require_equal(
-            second.step(),
-            first.step(),
+            got,
+            expected,
             f"two searches for the same sentences differ at token {step}; keep the data of a search in the state "
             "that start returns, and draw no random numbers",
         )
@@ -156,15 +148,14 @@ def a_sentence_is_searched_alone_as_in_a_batch(subject: Subject[LogitsProcessor]
     together = search(subject).run()
     for sentence in EVERY:
         alone = search(subject, (sentence,)).run()
-        rows = range(sentence * BEAMS, (sentence + 1) * BEAMS)
         for step, result in enumerate(alone.results):
-            for beam in alone.open_rows(step).tolist():
-                _require_equal(
-                    together.results[step][rows[beam]],
-                    result[beam],
-                    f"the log probabilities of sentence {sentence} at token {step} depend on the other sentences "
-                    "of the batch; row n belongs to sentence n // beams",
-                )
+            beams = alone.open_rows(step)
+            _require_equal(
+                together.results[step][sentence * BEAMS + beams],
+                result[beams],
+                f"the log probabilities of sentence {sentence} at token {step} depend on the other sentences of the "
+                "batch; row n belongs to sentence n // beams",
+            )
 
 
 def _replayed(small: SmallSearch, rows: Sequence[int], sentences: tuple[int, ...]) -> SmallSearch:
@@ -175,20 +166,25 @@ def _replayed(small: SmallSearch, rows: Sequence[int], sentences: tuple[int, ...
     return again
 
 
+def _require_continues(small: SmallSearch, again: SmallSearch, message: str) -> None:
+    """Continues both searches with the same tokens. {} in the message is replaced by the number of a token."""
+    for step in range(ENDED, STEPS):
+        tokens, log_probs = again.next_tokens(), again.log_probs(step)
+        expected = again.step(tokens, log_probs)
+        _require_equal(small.step(tokens, log_probs), expected, message.format(step))
+
+
 def rows_follow_reorder(subject: Subject[LogitsProcessor]) -> None:
     small = search(subject).run(ENDED)
     beam_index = torch.tensor([sentence * BEAMS + beam for sentence in EVERY for beam in (1, 1, 0)])
     again = _replayed(small, beam_index.tolist(), EVERY)
     small.state.reorder(beam_index)
-    for step in range(ENDED, STEPS):
-        tokens = again.next_tokens()
-        expected = again.step(tokens)
-        _require_equal(
-            small.step(tokens),
-            expected,
-            f"after reorder, a row at token {step} differs from a row with the same tokens that was not reordered; "
-            "reorder must move everything that the state keeps for a row",
-        )
+    _require_continues(
+        small,
+        again,
+        "after reorder, a row at token {} differs from a row with the same tokens that was not reordered; reorder must "
+        "move everything that the state keeps for a row",
+    )
 
 
 def sentences_can_be_dropped(subject: Subject[LogitsProcessor]) -> None:
@@ -196,15 +192,12 @@ def sentences_can_be_dropped(subject: Subject[LogitsProcessor]) -> None:
     kept = (0, 2)
     again = _replayed(small, [sentence * BEAMS + beam for sentence in kept for beam in range(BEAMS)], kept)
     small.state.drop_finished(torch.tensor(kept))
-    for step in range(ENDED, STEPS):
-        tokens, log_probs = again.next_tokens(), again.log_probs(step)
-        expected = again.step(tokens, log_probs)
-        _require_equal(
-            small.step(tokens, log_probs),
-            expected,
-            f"after drop_finished, the remaining sentences differ at token {step} from a search for these sentences "
-            "alone; the state must keep only the rows of the given sentences",
-        )
+    _require_continues(
+        small,
+        again,
+        "after drop_finished, the remaining sentences differ at token {} from a search for these sentences alone; the "
+        "state must keep only the rows of the given sentences",
+    )
 
 
 check_logits_processor = Contract(LOGITS_PROCESSORS, LogitsProcessor, checks_of(__name__))

@@ -80,7 +80,7 @@ def the_loss_falls(subject: Subject[Optimizer]) -> None:
 
 
 def every_parameter_is_changed(subject: Subject[Optimizer]) -> None:
-    before = dict(copy.deepcopy(Regression(subject).layer).named_parameters())
+    before = dict(Regression(subject).layer.named_parameters())
     task = Regression(subject).step(1e-2, 3)
     same = [name for name, value in task.layer.named_parameters() if torch.equal(value, before[name])]
     require(not same, f"three updates do not change {', '.join(same)}")

@@ -29,6 +29,7 @@ from nmtkit.training.run_log import Lines
 WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera", "gano", "feli"]
 PAIRS = {"train": 120, "valid": 8}
 TINY_TRANSFORMER = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
+TINY_CONFIG = derive(ARCHITECTURES["transformer_tiny"].preset, TINY_TRANSFORMER, "check")
 RUN = {
     "batch_tokens": 200,
     "max_tokens": 120,
@@ -124,13 +125,10 @@ def train(data: Path, names: Mapping[str, str], settings: Mapping[str, Any], sav
         Run(JobConfig.read(names={"metrics": "none"} | dict(names), settings=settings), data, Lines()).run()
 
 
-def tiny_model(tokenizer: Tokenizer | None = None, seed: int = 1) -> Architecture:
-    """Returns a tiny Transformer for the tiny dataset. `seed` seeds its parameters."""
-    entry = ARCHITECTURES["transformer_tiny"]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = derive(entry.preset, TINY_TRANSFORMER, "check")
-        return entry.factory(config, vocabulary_of(dataset(tokenizer).tokenizer))
+def tiny_model(tokenizer: Tokenizer | None = None) -> Architecture:
+    """Returns a tiny Transformer for the tiny dataset."""
+    torch.manual_seed(1)
+    return ARCHITECTURES["transformer_tiny"].factory(TINY_CONFIG, vocabulary_of(dataset(tokenizer).tokenizer))
 
 
 def resume_is_exact(subject: Subject[Any]) -> None:

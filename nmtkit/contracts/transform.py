@@ -1,20 +1,23 @@
 """Checks of a transform, on a few pairs of the tiny dataset."""
 
+from collections.abc import Iterable
+from itertools import chain
+
 import numpy as np
 
 from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import batch, dataset, resume_is_exact
 from nmtkit.data.dataset.transforms import TRANSFORMS, Side, Transform
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
-from nmtkit.models.architectures.contract import described
+from nmtkit.models.architectures.contract import ContractError, described
 
 PAIRS = range(12)
 
 
 def build(subject: Subject[Transform]) -> Transform:
     transform = subject.build(dataset(subject.tokenizer).tokenizer)
-    known = transform.level in ("ids", "text")
-    require(known, f'the level of the class is {transform.level!r}; it must be "ids" or "text"')
+    levels = ("ids", "text")
+    require(transform.level in levels, f'the level of the class is {transform.level!r}; it must be "ids" or "text"')
     return transform
 
 
@@ -32,13 +35,14 @@ def pairs_for(transform: Transform, vocabulary: Tokenizer | None) -> list[tuple[
     ]
 
 
-def _transformed(transform: Transform, pairs: list[tuple[Side, Side]], seed: int) -> list[tuple[Side, Side]]:
-    """Returns the transformed pairs. Each pair has its own generator, seeded by `seed` and its index."""
-    return [transform.transform(*pair, np.random.default_rng([seed, index])) for index, pair in enumerate(pairs)]
+def _transformed(transform: Transform, pairs: list[tuple[Side, Side]], order: Iterable[int]) -> list[tuple[Side, Side]]:
+    """Returns the transformed pairs. `order` has the indices of the pairs, which seed the generators."""
+    return [transform.transform(*pairs[index], np.random.default_rng([3, index])) for index in order]
 
 
-def _equal(side: Side, other: Side) -> bool:
-    return side == other if isinstance(side, str) else np.array_equal(side, other)
+def _equal(pairs: Iterable[tuple[Side, Side]], others: Iterable[tuple[Side, Side]]) -> bool:
+    sides = zip(chain(*pairs), chain(*others), strict=True)
+    return all(side == other if isinstance(side, str) else np.array_equal(side, other) for side, other in sides)
 
 
 def pairs_of_its_level_are_returned(subject: Subject[Transform]) -> None:
@@ -47,23 +51,17 @@ def pairs_of_its_level_are_returned(subject: Subject[Transform]) -> None:
     for pair in pairs_for(transform, subject.tokenizer):
         for seed in range(8):
             result: object = transform.transform(*pair, np.random.default_rng(seed))
-            require(
-                isinstance(result, tuple) and len(result) == 2,
-                f"transform returned {described(result)}; it must return a tuple (source, target)",
-            )
-            assert isinstance(result, tuple)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise ContractError(f"transform returned {described(result)}; it must return a tuple (source, target)")
             for side, value, size in zip(("source", "target"), result, sizes, strict=True):
+                found = f"the returned {side} is {described(value)}"
                 if transform.level == "text":
-                    require(isinstance(value, str), f"the returned {side} is {described(value)}; with level = "
-                            '"text" it must be a str')  # fmt: skip
+                    require(isinstance(value, str), f'{found}; with level = "text" it must be a str')
                     continue
+                if isinstance(value, np.ndarray):
+                    found += f" of {value.dtype}, shape {list(value.shape)}"
                 right = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
-                require(
-                    right,
-                    f"the returned {side} is {described(value)}"
-                    + (f" of {value.dtype}, shape {list(value.shape)}" if isinstance(value, np.ndarray) else "")
-                    + '; with level = "ids" it must be a one-dimensional array of whole numbers',
-                )
+                require(right, f'{found}; with level = "ids" it must be a one-dimensional array of whole numbers')
                 inside = not len(value) or (int(value.min()) >= 0 and int(value.max()) < size)
                 require(
                     inside, f"the returned {side} has ids outside the vocabulary, 0 to {size - 1}: {value.tolist()}"
@@ -73,20 +71,16 @@ def pairs_of_its_level_are_returned(subject: Subject[Transform]) -> None:
 def what_is_given_is_left_alone(subject: Subject[Transform]) -> None:
     transform = build(subject)
     pairs, before = pairs_for(transform, subject.tokenizer), pairs_for(transform, subject.tokenizer)
-    _transformed(transform, pairs, 3)
-    same = all(_equal(pairs[index][side], before[index][side]) for index in range(len(pairs)) for side in (0, 1))
-    require(same, "transform changes its arguments in place; change and return copies")
+    _transformed(transform, pairs, PAIRS)
+    require(_equal(pairs, before), "transform changes its arguments in place; change and return copies")
 
 
 def it_repeats_with_the_generator(subject: Subject[Transform]) -> None:
     transform = build(subject)
     pairs = pairs_for(transform, subject.tokenizer)
-    first = _transformed(transform, pairs, 3)
-    backwards = reversed(range(len(pairs)))
-    again = {index: transform.transform(*pairs[index], np.random.default_rng([3, index])) for index in backwards}
-    same = all(_equal(again[index][side], first[index][side]) for index in again for side in (0, 1))
+    first, backwards = _transformed(transform, pairs, PAIRS), _transformed(transform, pairs, reversed(PAIRS))
     require(
-        same,
+        _equal(first, reversed(backwards)),
         "the same pair with the same generator gives a different result, or the result depends on earlier pairs; "
         "draw random numbers only from `generator`, and keep no state between calls, because resumed runs and runs "
         "of several processes need equal results",

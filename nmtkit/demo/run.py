@@ -49,10 +49,7 @@ COMMANDS = (
         "--lr-scheduler polynomial --lr 0.004 --warmup-updates 100 --batch-tokens 1500 --max-update 700 "
         "--save-interval-updates 20 --metrics none --save-dir {0}/checkpoints",
     ),
-    (
-        "Average the last checkpoints",
-        "average-checkpoints {0}/checkpoints --last 3 --output {0}/averaged.pt",
-    ),
+    ("Average the last checkpoints", "average-checkpoints {0}/checkpoints --last 3 --output {0}/averaged.pt"),
     (
         "Generate: translate 400 sentences whose word combinations are not in the training set",
         "generate {0}/data-bin --gen-subset test --path {0}/averaged.pt > {0}/test.de",
@@ -62,7 +59,6 @@ COMMANDS = (
 
 
 def read_corpus() -> DemoCorpus:
-    """Reads the demo corpus from the package."""
     corpus: DemoCorpus = {}
     for line in bz2.decompress(CORPUS.read_bytes()).decode().splitlines():
         subset, english, german = line.split("\t")
@@ -87,7 +83,6 @@ class DemoStep:
 
 
 def steps(folder: Path) -> list[DemoStep]:
-    """Returns the five commands with `folder` in their paths."""
     result = []
     for title, command in COMMANDS:
         command, _, output = command.format(shlex.quote(str(folder))).partition(" > ")
@@ -137,7 +132,7 @@ def finished(folder: Path) -> dict[str, float] | None:
     """Returns the recorded seconds of a finished demo, or None if a file of the demo is missing or incomplete."""
     try:
         seconds = parse_json((folder / RECORD).read_text())
-        lengths = {len(lines_of(folder / name)) for name in ("test.de", "data/test.en", "data/test.de")}
+        lengths = set(map(len, test_lines(folder)))
         return {name: float(seconds[name]) for name in ("training", "total")} if len(lengths) == 1 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -145,6 +140,11 @@ def finished(folder: Path) -> dict[str, float] | None:
 
 def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_lines(folder: Path) -> list[list[str]]:
+    """Returns the sources, the references and the translations of the test."""
+    return [lines_of(folder / name) for name in ("data/test.en", "data/test.de", "test.de")]
 
 
 def call(step: DemoStep) -> None:
@@ -212,9 +212,8 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
     """Shows translations and scores of a finished demo. `training` and `total` are in seconds."""
     show_translations(folder, out)
     show_scores(folder, out)
-    generate, serve = (
-        shlex.join([*program, command, "--path", str(folder / "averaged.pt")]) for command in ("generate", "serve")
-    )
+    model = str(folder / "averaged.pt")
+    generate, serve = (shlex.join([*program, command, "--path", model]) for command in ("generate", "serve"))
     valid = lines_of(folder / "data/valid.en")
     spent = f"Done in {total:.0f} seconds, of which training took {training:.0f}"
     out.print(heading(f"{spent}. All files are in {folder}. Translate a sentence of your own:"))
@@ -226,8 +225,7 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
 
 def show_scores(folder: Path, out: Console) -> None:
     """Shows the scores of the model and of two baselines."""
-    sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
-    translations = lines_of(folder / "test.de")
+    sources, references, translations = test_lines(folder)
     out.print(heading("What the score means"))
     known = list(zip(lines_of(folder / "data/train.en"), lines_of(folder / "data/train.de"), strict=True))
     systems = {
@@ -248,8 +246,7 @@ def show_scores(folder: Path, out: Console) -> None:
 
 def show_translations(folder: Path, out: Console) -> None:
     """Shows up to SHOWN translations that fit the screen. At most a third of SHOWN differ from their reference."""
-    sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
-    translations = lines_of(folder / "test.de")
+    sources, references, translations = test_lines(folder)
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][: SHOWN // 3]
@@ -270,9 +267,8 @@ def show_translations(folder: Path, out: Console) -> None:
 def marked(text: str, other: str, style: str) -> Text:
     """Returns the text with `style` on the words that differ from the words of `other`."""
     words = text.split()
-    plain = set[int]()
-    for block in SequenceMatcher(None, words, other.split(), autojunk=False).get_matching_blocks():
-        plain.update(range(block.a, block.a + block.size))
+    blocks = SequenceMatcher(None, words, other.split(), autojunk=False).get_matching_blocks()
+    plain = {index for block in blocks for index in range(block.a, block.a + block.size)}
     return Text(" ").join(Text(word, style="" if index in plain else style) for index, word in enumerate(words))
 
 
@@ -286,16 +282,14 @@ def nearest_translations(sources: Sequence[str], known: Sequence[tuple[str, str]
     equally similar, the first source is chosen.
     """
     postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> (sentence, count), …
-    sizes = []
-    for index, (source, _) in enumerate(known):
-        grams = _grams(source)
-        sizes.append(grams.total())
+    known_grams = [_grams(source) for source, _ in known]
+    for index, grams in enumerate(known_grams):
         for gram, count in grams.items():
             postings[gram].append((index, count))
+    sizes = [grams.total() for grams in known_grams]
     nearest = []
-    for source in sources:
-        grams = _grams(source)
-        shared: Counter[int] = Counter()
+    for grams in map(_grams, sources):
+        shared = Counter[int]()
         for gram, count in grams.items():
             for index, other in postings[gram]:
                 shared[index] += min(count, other)

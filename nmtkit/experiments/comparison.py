@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -89,9 +90,9 @@ def summarize(folder: Path) -> RunSummary:
             raise FileNotFoundError(f"{folder}: no such folder of a run")
         raise ValueError(f"{folder} holds no run: it has no log.jsonl")
     records = read_lines(log)
-    starts = [record for record in records if record["kind"] in ("start", "resume")]
+    starts = _of_kinds(records, "start", "resume")
     current = latest_records(records)
-    trained, valid = ([record for record in current if record["kind"] == kind] for kind in ("train", "valid"))
+    trained, valid = _of_kinds(current, "train"), _of_kinds(current, "valid")
     state, reason = state_of(folder, records)
     speeds = [record["tokens_per_second"] for record in trained if record.get("tokens_per_second")]
     latest = starts[-1] if starts else {}
@@ -115,6 +116,10 @@ def summarize(folder: Path) -> RunSummary:
         changed=changed_at_resumes(starts),
         records=current,
     )
+
+
+def _of_kinds(records: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["kind"] in kinds]
 
 
 def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSetting, ...]:
@@ -144,15 +149,14 @@ def _lasting(starts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return parts
 
 
-def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def state_of(folder: Path, records: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Returns the state of a run and the reason for the state, in one line.
 
     A run is running if its folder is locked. Otherwise, the end of the log shows the state.
     """
-    holder = holder_of(folder)
-    if holder:
+    if holder := holder_of(folder):
         return "running", described(holder)
-    decisive = [record for record in records if record["kind"] in ("start", "resume", "end")]
+    decisive = _of_kinds(records, "start", "resume", "end")
     if not decisive:
         return "new", ""
     if decisive[-1]["kind"] == "end":
@@ -170,7 +174,9 @@ def best_scores(valid: Iterable[Mapping[str, Any]], starts: Sequence[Mapping[str
     best: dict[str, ValidationScore] = {}
     for record in valid:
         for name, score in _scores_of(record).items():
-            if any(score.update <= each for each in _changes_of_conditions(name, parts)):
+            conditions = [(part.get("update", 0), conditions_of(name, part.get("config", {}))) for part in parts]
+            changed = [after[0] for before, after in itertools.pairwise(conditions) if before[1] != after[1]]
+            if score.update <= max(changed, default=-1):
                 continue
             more = score.value - best[name].value if name in best else None
             if more is None or (more > 0 if name in record.get("maximized", ()) else more < 0):
@@ -178,29 +184,17 @@ def best_scores(valid: Iterable[Mapping[str, Any]], starts: Sequence[Mapping[str
     return best
 
 
-def _changes_of_conditions(name: str, parts: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the updates at which a run was resumed with settings that change the meaning of the score `name`.
-
-    `parts` are the "start" and "resume" records of the log. Scores before and after such an update cannot be compared.
-    """
-    return [
-        after["update"]
-        for before, after in itertools.pairwise(parts)
-        if conditions_of(name, before.get("config", {})) != conditions_of(name, after.get("config", {}))
-    ]
-
-
 def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
     numbers = numbers_of(record, NO_SCORES)
-    order = [*(name for name in SCORES if name in numbers), *(name for name in numbers if name not in SCORES)]
-    return {name: ValidationScore(value=numbers[name], update=record["update"]) for name in order}
+    order = dict.fromkeys([*SCORES, *numbers])
+    return {name: ValidationScore(value=numbers[name], update=record["update"]) for name in order if name in numbers}
 
 
 def _on_cpu(facts: Mapping[str, Any]) -> bool:
     return str(facts.get("device", "cpu")).startswith("cpu")
 
 
-def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> float | None:
+def _device_seconds(records: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> float | None:
     """Returns the CPU seconds of all processes of a run, or its duration in seconds multiplied by the number of GPUs.
 
     The result for a log without CPU times is duration x processes x --threads, or None without --threads.
@@ -208,7 +202,7 @@ def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, An
     processes = int(facts.get("processes", 1))
     if not _on_cpu(facts):
         return processes * elapsed(records, "time")
-    if all("cpu_seconds" in record for record in records if record["kind"] in ("start", "resume")):
+    if all("cpu_seconds" in record for record in _of_kinds(records, "start", "resume")):
         return processes * elapsed(records, "cpu_seconds")
     threads = facts.get("config", {}).get("run", {}).get("threads")  # an old log
     return processes * threads * elapsed(records, "time") if threads else None
@@ -239,15 +233,9 @@ def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
     """
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
-        same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
-        facts = (
-            sorted(same.items()),
-            run.dataset,
-            sorted(run.plugin_sources.values()),
-            sorted(run.inputs.items()),
-            run.changed,
-        )
-        groups.setdefault(repr(facts), []).append(run)
+        same = sorted((name, value) for name, value in run.settings.items() if name not in ("seed", *OWN))
+        files = run.dataset, sorted(run.plugin_sources.values()), sorted(run.inputs.items())
+        groups.setdefault(repr((same, files, run.changed)), []).append(run)
     return list(groups.values())
 
 
@@ -277,14 +265,14 @@ def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 def _mean(runs: Sequence[RunSummary]) -> RunSummary:
-    states = dict.fromkeys(run.state for run in runs)
-    counted = [f"{sum(run.state == state for run in runs)} {state}" for state in states]
+    states = Counter(run.state for run in runs)
+    counted = ", ".join(f"{count} {state}" for state, count in states.items())
     seeds = [run.settings.get("seed") for run in runs]
     speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
     return replace(
         runs[0],
         name=common_name([run.name for run in runs]),
-        state=next(iter(states)) if len(states) == 1 else ", ".join(counted),
+        state=runs[0].state if len(states) == 1 else counted,
         reason="",
         update=min(run.update for run in runs),
         settings=runs[0].settings | {"seed": seeds},
@@ -302,11 +290,10 @@ def _mean_scores(scores: Sequence[Mapping[str, ValidationScore]]) -> dict[str, V
     """Returns means and standard deviations of the metrics that all runs have."""
     result = {}
     for name in scores[0]:
-        scored = [of_run[name] for of_run in scores if name in of_run]
-        if len(scored) == len(scores):
-            values = [score.value for score in scored]
+        if all(name in of_run for of_run in scores):
+            values = [of_run[name].value for of_run in scores]
+            update = round(statistics.fmean(of_run[name].update for of_run in scores))
             mean, deviation = statistics.fmean(values), statistics.stdev(values)
-            update = round(statistics.fmean(score.update for score in scored))
             result[name] = ValidationScore(value=mean, update=update, deviation=deviation)
     return result
 
@@ -329,25 +316,12 @@ def row_name(name: str) -> str:
 def as_plain(run: RunSummary, columns: Sequence[str]) -> dict[str, Any]:
     """Returns a summary in plain types, for JSON."""
 
-    def scores(of: Mapping[str, ValidationScore]) -> dict[str, Any]:
-        return {
-            name: {"value": score.value, "update": score.update}
-            | ({} if score.deviation is None else {"deviation": score.deviation})
-            for name, score in of.items()
-            if math.isfinite(score.value)
-        }
+    def scores(by_name: Mapping[str, ValidationScore]) -> dict[str, Any]:
+        finite = {name: asdict(score) for name, score in by_name.items() if math.isfinite(score.value)}
+        return {name: {key: value for key, value in of.items() if value is not None} for name, of in finite.items()}
 
-    return {
-        "run": run.name,
-        "settings": {name: setting(run, name) for name in columns},
-        "best": scores(run.best),
-        "last": scores(run.last),
-        "update": run.update,
-        "updates": run.updates,
-        "tokens_per_second": run.tokens_per_second,
-        "seconds": run.seconds,
-        "state": run.state,
-        "reason": run.reason,
-        "runs": run.runs,
-        **({"changed": [asdict(each) for each in run.changed]} if run.changed else {}),
-    }
+    plain = {"run": run.name, "settings": {name: setting(run, name) for name in columns}}
+    plain |= {"best": scores(run.best), "last": scores(run.last)}
+    facts = ("update", "updates", "tokens_per_second", "seconds", "state", "reason", "runs")
+    plain |= {name: getattr(run, name) for name in facts}
+    return plain | ({"changed": [asdict(each) for each in run.changed]} if run.changed else {})

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from nmtkit.config import setting_text
 from nmtkit.config.extras import imported
-from nmtkit.config.files import write_atomically
+from nmtkit.config.files import atomic_write, write_atomically
 from nmtkit.experiments import tables
 from nmtkit.experiments.comparison import RunSummary, ValidationScore, as_plain, differing, setting
 from nmtkit.jobs.progress import duration
@@ -86,27 +86,21 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
     scores = [f"best {name}{part}" for name in metrics for part in ("", " update", " deviation")]
     rows = [["run", *settings, *scores, "tokens/s", "seconds", "updates", "state", "reason", CHANGED]]
     for run in runs:
-        best = [run.best.get(name) for name in metrics]
-        values = [(score.value, score.update, score.deviation) if score else (None,) * 3 for score in best]
-        facts = [*(value for score in values for value in score), run.tokens_per_second, run.seconds, run.update]
+        facts: list[float | None] = []
+        for score in (run.best.get(name) for name in metrics):
+            facts += [score.value, score.update, score.deviation] if score else [None] * 3
+        facts += [run.tokens_per_second, run.seconds, run.update]
         numbers = ["" if value is None else f"{value:.10g}" for value in facts]
-        rows.append(
-            [
-                run.name,
-                *(setting_text(setting(run, name)) for name in settings),
-                *(*numbers, run.state, run.reason, before_changes(run)),
-            ]
-        )
-    empty = {column for column in range(len(rows[0])) if not any(row[column] for row in rows[1:])}
-    return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
+        texts = [setting_text(setting(run, name)) for name in settings]
+        rows.append([run.name, *texts, *numbers, run.state, run.reason, before_changes(run)])
+    return tables.without_empty(rows)
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     """Returns a table of runs as text that fits the terminal.
 
-    The first column has the names of the runs. The next columns have settings; `settings` is their number.
-
-    Earlier settings of resumed runs are below the table. If the table is too wide, four steps make the table
+    The first column has the names of the runs. The next columns have settings; `settings` is their number. Earlier
+    settings of resumed runs are below the table. If the table is too wide, four steps make the table
     narrower until it fits. First, the columns nll and ppl are removed. Second, the settings move below the table, or
     are removed if the names of the runs contain them. Third, the reasons of failures move below the table. Fourth, the
     names of the runs are folded to several lines, and if this is not enough, speeds and then times are removed.
@@ -124,27 +118,26 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
         header, *lines = _without(("best nll", "best ppl"), header, lines)
     below: list[str] = []
     if CHANGED in header:
-        below = [_filled(f"{line[0]}: {line[-1]}", console.width) for line in lines if line[-1]]
+        below = [f"{line[0]}: {line[-1]}" for line in lines if line[-1]]
         header, *lines = _without((CHANGED,), header, lines)
-    if _width(header, lines) > console.width and settings:
-        if not all(all(value in line[0] for value in line[1 : 1 + settings]) for line in lines):
+    if _width(header, lines) > console.width:
+        names = header[1 : 1 + settings]
+        if not all(value in line[0] for line in lines for value in line[1 : 1 + settings]):
             for line in lines:
-                pairs = [
-                    f"{name} {value}" for name, value in zip(header[1 : 1 + settings], line[1:], strict=False) if value
-                ]
-                below.append(_filled(f"{line[0]}: {', '.join(pairs)}", console.width))
-        header, lines = [header[0], *header[1 + settings :]], [[line[0], *line[1 + settings :]] for line in lines]
+                pairs = [f"{name} {value}" for name, value in zip(names, line[1:], strict=False) if value]
+                below.append(f"{line[0]}: {', '.join(pairs)}")
+        header, *lines = [[row[0], *row[1 + settings :]] for row in (header, *lines)]
     if _width(header, lines) > console.width:
         ended = [(line[0], *line[-1].partition(": ")) for line in lines]
-        below += [_filled(f"{name} {state}: {reason}", console.width) for name, state, _, reason in ended if reason]
+        below += [f"{name} {state}: {reason}" for name, state, _, reason in ended if reason]
         lines = [[*line[:-1], line[-1].partition(": ")[0]] for line in lines]
     for name in ("tokens/s", "time"):
         folded = [[line[0][:LEAST_NAME], *line[1:]] for line in lines]
         if _width(header, folded) > console.width:
             header, *lines = _without((name,), header, lines)
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column, name in enumerate(header):
-        longest = max(len(line[column]) for line in (header, *lines))
+    for name, *cells_below in zip(header, *lines, strict=True):
+        longest = max(map(len, (name, *cells_below)))
         align: Literal["right", "left"] = "right" if name in ("tokens/s", "updates") else "left"
         least = min(longest, LEAST_NAME) if name == "run" else longest
         drawn.add_column(Text(name), overflow="fold", justify=align, no_wrap=name != "run", min_width=least)
@@ -152,7 +145,8 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
         drawn.add_row(*(Text(cell) for cell in line))
     console.print(drawn)
     drawn_lines = [line.rstrip() for line in text.getvalue().split("\n")[:-1]]
-    return title + "\n".join([*drawn_lines, *([""] if below else []), *below]) + "\n"
+    filled = [textwrap.fill(line, console.width, subsequent_indent="  ") for line in below]
+    return title + "\n".join([*drawn_lines, *([""] if below else []), *filled]) + "\n"
 
 
 def without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
@@ -166,18 +160,13 @@ def without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
     return folder, [os.path.relpath(name, folder) if folder else name for name in names]
 
 
-def _filled(text: str, width: int) -> str:
-    return textwrap.fill(text, width, subsequent_indent="  ")
-
-
 def _without(names: Sequence[str], header: list[str], lines: list[list[str]]) -> list[list[str]]:
-    """Returns the header and the lines of a table without the columns `names`."""
     kept = [index for index, name in enumerate(header) if name not in names]
     return [[row[index] for index in kept] for row in (header, *lines)]
 
 
 def _width(header: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
-    return sum(max(len(row[column]) for row in [header, *lines]) + 2 for column in range(len(header))) - 2
+    return sum(max(map(len, column)) + 2 for column in zip(header, *lines, strict=True)) - 2
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -209,13 +198,12 @@ def check_figure(path: Path | None, flag: str, suffixes: Sequence[str] = FIGURES
 def write_curves(path: Path, runs: Sequence[RunSummary]) -> None:
     """Writes the curves of `runs` in the format of the suffix, one of `CURVE_FILES` (see `check_figure`).
 
-    Raises OSError, and ValueError for a figure of runs without curves. A CSV table may be empty.
+    A CSV table has a row for each logged number: run, kind (train or valid), name, update, value. Raises OSError, and
+    ValueError for a figure of runs without curves. A CSV table may be empty.
     """
-    write_atomically(path, curves_as_csv(runs) if path.suffix == ".csv" else figure(runs, path.suffix[1:]))
-
-
-def curves_as_csv(runs: Sequence[RunSummary]) -> bytes:
-    """Returns a CSV table with a row for each logged number: run, kind (train or valid), name, update, value."""
+    if path.suffix != ".csv":
+        write_figure(path, runs)
+        return
     rows = [["run", "kind", "name", "update", "value"]]
     for run in runs:
         for kind in KINDS:
@@ -223,7 +211,7 @@ def curves_as_csv(runs: Sequence[RunSummary]) -> bytes:
             for name in dict.fromkeys(name for record in records for name in numbers_of(record, UNDRAWN)):
                 for update, value in points(records, kind, name):
                     rows.append([run.name, kind, name, str(int(update)), repr(value)])
-    return tables.separated(rows).encode()
+    write_atomically(path, tables.separated(rows))
 
 
 def load_pyplot() -> Any:
@@ -233,8 +221,8 @@ def load_pyplot() -> Any:
     return matplotlib.pyplot
 
 
-def figure(runs: Sequence[RunSummary], format: str) -> bytes:
-    """Returns a figure with a panel for each curve in `CURVES`. A panel has a line for each run."""
+def write_figure(path: Path, runs: Sequence[RunSummary]) -> None:
+    """Writes a figure with a panel for each curve in `CURVES`. A panel has a line for each run."""
     pyplot = load_pyplot()
     drawn = list(panels(runs))
     if not drawn:
@@ -252,18 +240,15 @@ def figure(runs: Sequence[RunSummary], format: str) -> bytes:
         for axis in axes.flat[len(drawn) :]:
             axis.set_axis_off()
         drawing.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        return figure_file(drawing, format)
+        write_figure_file(path, drawing)
 
 
-def figure_file(drawing: Any, format: str, **options: Any) -> bytes:
-    """Returns a figure of matplotlib in a file format, without the date, so that equal figures are equal files.
-
-    Closes the figure.
-    """
-    content = io.BytesIO()
-    drawing.savefig(content, format=format, metadata={"Date": None} if format == "svg" else None, **options)
+def write_figure_file(path: Path, drawing: Any, **options: Any) -> None:
+    """Writes and closes a figure of matplotlib. The file has no date, so that equal figures are equal files."""
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with atomic_write(path) as file:
+        drawing.savefig(file, format=path.suffix[1:], metadata=metadata, **options)
     load_pyplot().close(drawing)
-    return content.getvalue()
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

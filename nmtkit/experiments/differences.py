@@ -1,5 +1,6 @@
 """The rows of a sweep, each compared with the base row: scores over seeds, costs, and differences with intervals."""
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,45 +55,32 @@ class RowComparison:
 
     def _after_holm(self, metric: int) -> set[str]:
         tested = [(row.name, row.scores[metric].difference) for row in self.rows]
-        ordered = sorted(
-            (difference.p_value, name) for name, difference in tested if difference and difference.covers_seeds
-        )
-        found: set[str] = set()
-        for rank, (p_value, name) in enumerate(ordered):
-            if p_value * (len(ordered) - rank) >= LEVEL:
-                break
-            found.add(name)
-        return found
+        ordered = sorted((each.p_value, name) for name, each in tested if each and each.covers_seeds)
+        corrected = ((p_value * (len(ordered) - rank), name) for rank, (p_value, name) in enumerate(ordered))
+        return {name for _, name in itertools.takewhile(lambda each: each[0] < LEVEL, corrected)}
 
 
 def compare_rows(
-    runs: Sequence[RunSummary],
-    base: str | None,
-    metrics: Sequence[str],
-    settings: MetricSettings,
-    *,
-    samples: int,
+    runs: Sequence[RunSummary], base: str | None, metrics: Sequence[str], settings: MetricSettings, *, samples: int
 ) -> RowComparison:
     """Compares rows of runs with the row `base` (None: the first row). Only finished runs with translations count.
 
     If a sweep has translated some of the runs, the other runs do not count: a second process of the sweep may have
-    finished these runs a moment ago, and translates them next.
-
-    Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or used
-    different settings.
+    finished these runs a moment ago, and translates them next. Raises OSError, or ValueError if the base is missing, or
+    if two runs translated different texts or used different settings.
     """
     left_out: dict[str, str] = {}
     found: dict[str, RunTranslations] = {}
+    read = {run.name: run_translations.read(run) if run.state == "finished" else None for run in runs}
+    by_sweep = any(each is not None and each.by_sweep for each in read.values())
     for run in runs:
-        translations = run_translations.read(run) if run.state == "finished" else None
+        translations = read[run.name]
         if translations is None:
             left_out[run.name] = run.state if run.state != "finished" else "no translations of the last model"
+        elif by_sweep and not translations.by_sweep:
+            left_out[run.name] = "finished, but not yet translated by the sweep"
         else:
             found[run.name] = translations
-    by_sweep = {name for name, translations in found.items() if translations.by_sweep}
-    for name in [name for name in found if by_sweep and name not in by_sweep]:
-        left_out[name] = "finished, but not yet translated by the sweep"
-        del found[name]
     if not found:
         raise ValueError(
             "no finished run has translations; add [sweep.generate] to the sweep, or validate with --metrics bleu"

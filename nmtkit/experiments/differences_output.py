@@ -1,14 +1,13 @@
 """Writes the comparison of the rows of a sweep with the base: as a table in several formats, and as a figure."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config.files import write_atomically
 from nmtkit.config.tables import aligned
 from nmtkit.experiments import tables
-from nmtkit.experiments.comparison_output import figure_file, load_pyplot
+from nmtkit.experiments.comparison_output import load_pyplot, write_figure_file
 from nmtkit.experiments.differences import LEVEL, RowComparison, SweepRow
+from nmtkit.jobs.progress import quantity
 from nmtkit.scoring.seeds import SeedScores
 
 # Colours of the figure, which are legible on white and on black.
@@ -30,15 +29,16 @@ def formatted(compared: RowComparison, format: str) -> str:
         plain=as_plain(compared),
         unrounded=lambda: unrounded(compared),
         notes=notes(compared),
-        text=lambda: _text(compared, aligned(header, lines)),
+        text=lambda: _text(compared),
     )
 
 
-def _text(compared: RowComparison, whole: Sequence[str]) -> str:
+def _text(compared: RowComparison) -> str:
     from rich.console import Console
 
-    fits = max(map(len, whole)) <= Console().width
-    blocks = [whole] if fits else [aligned(*block) for block in _blocks(compared)]
+    blocks = [aligned(*cells(compared))]
+    if max(map(len, blocks[0])) > Console().width:
+        blocks = [aligned(*block) for block in _blocks(compared)]
     return tables.blocks_of_text([*blocks, notes(compared)])
 
 
@@ -46,7 +46,6 @@ def _text(compared: RowComparison, whole: Sequence[str]) -> str:
 
 
 def cells(compared: RowComparison) -> CellTable:
-    """Returns the headings and the rows of the whole table."""
     costs, *metrics = _blocks(compared)
     header = [*costs[0], *(name for block, _ in metrics for name in block[1:])]
     parts = zip(costs[1], *(lines for _, lines in metrics), strict=True)
@@ -61,13 +60,12 @@ def _blocks(compared: RowComparison) -> list[CellTable]:
         flop = "" if row.flop is None else f"{row.flop:.2e}"
         minutes = "" if row.device_minutes is None else f"{row.device_minutes:,.0f}"
         costs.append([row.name, str(row.seeds), size, f"{row.updates:,}", flop, minutes])
-    kept = [column for column in range(len(costs[0])) if any(line[column] for line in costs[1:])]
-    costs = [[line[column] for column in kept] for line in costs]
-    tables: list[CellTable] = [(costs[0], costs[1:])]
+    header, *rows = tables.without_empty(costs)
+    blocks: list[CellTable] = [(header, rows)]
     for index, score in enumerate(compared.rows[0].scores):
         lines = [[row.name, score_text(row.scores[index]), *_difference(compared, row, index)] for row in compared.rows]
-        tables.append((["row", score.name, "difference", "p", "verdict"], lines))
-    return tables
+        blocks.append((["row", score.name, "difference", "p", "verdict"], lines))
+    return blocks
 
 
 def score_text(score: SeedScores) -> str:
@@ -109,7 +107,6 @@ def notes(compared: RowComparison) -> list[str]:
 
 
 def for_page(compared: RowComparison) -> dict[str, object]:
-    """Returns the table and its notes for the template of the page."""
     header, rows = cells(compared)
     return {"header": header, "rows": rows, "notes": notes(compared)}
 
@@ -119,8 +116,7 @@ def as_plain(compared: RowComparison) -> dict[str, Any]:
 
     def score(row: SweepRow, index: int) -> dict[str, Any]:
         found = row.scores[index]
-        plain: dict[str, Any] = {"name": found.name, "mean": found.mean, "deviation": found.deviation}
-        plain["seeds"] = list(found.values)
+        plain = {"name": found.name, "mean": found.mean, "deviation": found.deviation, "seeds": list(found.values)}
         if found.difference is not None:
             value, margin = found.difference.value, found.difference.margin
             plain |= {"difference": value, "low": value - margin, "high": value + margin}
@@ -147,12 +143,12 @@ def as_plain(compared: RowComparison) -> dict[str, Any]:
 def unrounded(compared: RowComparison) -> list[list[str]]:
     """Returns the headings and the rows of the table for other programs: each cell has one text or unrounded number."""
     plain = as_plain(compared)["rows"]
-    facts = [name for name in plain[0] if name != "scores"]
     parts = ("mean", "deviation", "difference", "low", "high", "p_value", "verdict")
-    names = [score["name"] for score in plain[0]["scores"]]
-    rows = [[*facts, *(f"{name} {part}" for name in names for part in parts)]]
+    names = [f"{score['name']} {part}" for score in plain[0]["scores"] for part in parts]
+    rows = [[*(name for name in plain[0] if name != "scores"), *names]]
     for row in plain:
-        values = [*(row[name] for name in facts), *(score.get(part) for score in row["scores"] for part in parts)]
+        scores = row.pop("scores")
+        values = [*row.values(), *(score.get(part) for score in scores for part in parts)]
         rows.append(["" if value is None else str(value) for value in values])
     return rows
 
@@ -163,16 +159,9 @@ def unrounded(compared: RowComparison) -> list[list[str]]:
 def write_figure(path: Path, compared: RowComparison) -> None:
     """Writes a figure of the score differences between the rows of a sweep and the base row, with intervals.
 
-    The suffix of `path` chooses the file format (see `check_figure`). Raises OSError if the file
-    cannot be written, and ValueError if there is no row to compare with the base row.
-    """
-    write_atomically(path, figure(compared, path.suffix[1:]))
-
-
-def figure(compared: RowComparison, format: str) -> bytes:
-    """Returns a figure with a panel for each metric. The background is transparent, for light and dark pages.
-
-    A filled mark is a significant difference.
+    The figure has a panel for each metric. A filled mark is a significant difference. The background is transparent,
+    for light and dark pages. The suffix of `path` chooses the file format (see `check_figure`). Raises OSError if the
+    file cannot be written, and ValueError if there is no row to compare with the base row.
     """
     pyplot = load_pyplot()
     base, *others = compared.rows
@@ -194,14 +183,10 @@ def figure(compared: RowComparison, format: str) -> bytes:
                     difference.value, place, xerr=difference.margin, color=colour, capsize=2, linewidth=1.2,
                     marker="o", markersize=5, markerfacecolor=colour if difference.significant else "none",
                 )  # fmt: skip
-            axis.set_yticks(range(len(others)), [_label(row) for row in others])
+            axis.set_yticks(range(len(others)), [f"{row.name} ({quantity(row.seeds, 'seeds')})" for row in others])
             axis.set_ylim(len(others) - 0.4, -0.6)
             axis.grid(axis="x", color=INK, alpha=0.25, linewidth=0.6)
             axis.tick_params(length=0)
             axis.spines[["top", "left", "right"]].set_visible(False)
             axis.set_xlabel(f"{base.scores[metric].name} minus {base.name} ({score_text(base.scores[metric])})")
-        return figure_file(drawing, format, transparent=True, dpi=160)
-
-
-def _label(row: SweepRow) -> str:
-    return f"{row.name} ({row.seeds} seed{'s' if row.seeds > 1 else ''})"
+        write_figure_file(path, drawing, transparent=True, dpi=160)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import is_own
-from nmtkit.data.dataset.binarized import Dataset, Split
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.jobs.progress import duration
 from nmtkit.models import building
@@ -71,15 +72,14 @@ def _route_in_turn(layer: Experts) -> None:
     layer.gates = gates  # type: ignore[method-assign]
 
 
-def parameters_by_part(model: nn.Module) -> dict[str, int]:
+def parameters_by_part(model: nn.Module) -> Counter[str]:
     """Returns the number of parameters of each part of the model. Shared parameters count once.
 
     A part is the first component of parameter names, such as "encoder".
     """
-    parts: dict[str, int] = {}
+    parts = Counter[str]()
     for name, parameter in model.named_parameters():
-        part = name.split(".")[0]
-        parts[part] = parts.get(part, 0) + parameter.numel()
+        parts[name.split(".")[0]] += parameter.numel()
     return parts
 
 
@@ -95,12 +95,11 @@ def cost_of_token(
 ) -> tuple[float, float]:
     """Returns the FLOP of the forward pass and the bytes saved for the backward pass, for one token on each side.
 
-    With `encoder_only`, both numbers are without the decoder and the output projection.
-
-    `model` must come from `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix
-    products, also in attention. The bytes include all tensors that autograd saves, except parameters and logits. Logits
-    are left out because the loss computes them in blocks. Raises ValueError if the forward pass depends on values,
-    because fake tensors have no values.
+    With `encoder_only`, both numbers are without the decoder and the output projection. `model` must come from
+    `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix products, also in attention.
+    The bytes include all tensors that autograd saves, except parameters and logits. Logits are left out because the
+    loss computes them in blocks. Raises ValueError if the forward pass depends on values, because fake tensors have no
+    values.
     """
     layout = Layout.of(torch.full((SENTENCES,), sentence_tokens))
     batch = Packed(torch.zeros(layout.tokens, dtype=torch.int64), layout)
@@ -149,10 +148,6 @@ class Estimate:
     updates_per_epoch: int | None
     world_size: int
 
-    def seconds(self, product_flops: float) -> float | None:
-        """Returns the seconds of the run on one device with `product_flops` FLOP/s. None: unknown number of updates."""
-        return None if self.updates is None else self.updates * self.flops / (product_flops * TYPICAL_SHARE)
-
 
 def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
     """Checks the forward pass if the architecture is from a plug-in. Returns a line about the check, or no lines.
@@ -169,18 +164,13 @@ def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
 
 
 def estimate(
-    plan: RunPlan,
-    vocabulary: Vocabulary,
-    updates_per_epoch: int | None = None,
-    sentence_tokens: int = SENTENCE_TOKENS,
+    plan: RunPlan, vocabulary: Vocabulary, updates_per_epoch: int | None = None, sentence_tokens: int = SENTENCE_TOKENS
 ) -> Estimate:
     """Returns the cost of a planned run. The function allocates no memory for the parameters of the model."""
     model = fake_model(plan.job.components["architecture"], vocabulary, plan.job.run)
     criterion = plan.job.components["criterion"]
-    teachers = [
-        fake_model(architecture_of(checkpoint_of(path)), vocabulary, RunConfig())
-        for path in getattr(criterion.config, "teacher", ())
-    ]
+    paths = getattr(criterion.config, "teacher", ())
+    teachers = [fake_model(architecture_of(checkpoint_of(path)), vocabulary, RunConfig()) for path in paths]
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
     trained = trainable_parameters(model)
@@ -201,12 +191,12 @@ def estimate(
         # search: encoder once, decoder once for each candidate; training: 3 passes of the decoder for each candidate
         flops_of_token += encoder_flops + candidates * (1 + 3) * (flops - encoder_flops)
         saved_bytes += candidates * (activation_bytes - encoder_bytes)
-    teacher_bytes = 4 * sum(sum(parameters_by_part(teacher).values()) for teacher in teachers)
+    teacher_bytes = 4 * sum(parameters_by_part(teacher).total() for teacher in teachers)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
         flops=flops_of_token * plan.batch_tokens,
-        state_bytes=(4 * sum(parameters.values()) + gradient_bytes + average_bytes + optimizer_bytes) // shares
+        state_bytes=(4 * parameters.total() + gradient_bytes + average_bytes + optimizer_bytes) // shares
         + teacher_bytes,
         activation_bytes=saved_bytes * plan.max_tokens,
         updates=updates,
@@ -217,7 +207,6 @@ def estimate(
 
 
 def report(expected: Estimate) -> list[str]:
-    """Returns the estimate as lines of text."""
     total = sum(expected.parameters.values())
     memory = expected.state_bytes + expected.activation_bytes
     lines = [f"{'parameters':<26}{total / 1e6:>10,.1f} M"]
@@ -242,19 +231,19 @@ def report(expected: Estimate) -> list[str]:
 
 def times(expected: Estimate, plan: RunPlan) -> list[str]:
     """Returns lines with the expected time of the run on the device of this machine, and on a common GPU."""
-    devices = [(f"one {NAMED_GPU}", NAMED_GPU_FLOPS, "")]
-    if plan.device.type == "cpu" or torch.cuda.is_available():
+
+    def time_on(name: str, flops: float) -> list[str]:
+        if expected.updates is None:
+            return []
+        time_text = duration(expected.updates * expected.flops / (flops * TYPICAL_SHARE))
+        return [f"{f'time on {name}':<26}{time_text:>10} about, at a third of {flops / 1e12:,.3g} TFLOP/s"]
+
+    lines = time_on(f"one {NAMED_GPU}", NAMED_GPU_FLOPS)
+    if lines and (plan.device.type == "cpu" or torch.cuda.is_available()):
         plan.configure_torch()
-        ceiling = product_ceiling(plan.device, plan.precision, seconds=0.2)
         name = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else "this CPU"
-        devices.insert(0, (name, ceiling, "measure this time with --dry-run-updates 20"))
-    lines = []
-    for name, flops, advice in devices:
-        seconds = expected.seconds(flops)
-        if seconds is not None:
-            share = f"a third of {flops / 1e12:,.3g} TFLOP/s"
-            lines.append(f"{f'time on {name}':<26}{duration(seconds):>10} about, at {share}")
-            lines += [f"  {advice}"] * bool(advice)
+        here = time_on(name, product_ceiling(plan.device, plan.precision, seconds=0.2))
+        lines = [*here, "  measure this time with --dry-run-updates 20", *lines]
     return lines
 
 
@@ -268,40 +257,37 @@ def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, upda
     ValueError if `data` and `vocabulary_size` are both missing.
     """
     plan = resolve(job, expected_world_size(job.run), estimate=not updates)
-    if data is None:
-        if vocabulary_size is None:
-            raise ValueError("--dry-run needs a dataset, or --vocab-size")
-        if updates:
-            raise ValueError("--dry-run-updates makes real updates and needs a dataset")
-        vocabulary = Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True)
-        expected = estimate(plan, vocabulary)
-        return report(expected) + times(expected, plan) + check_plugin(job, vocabulary)
-    dataset = Dataset.open(data)
-    expected = estimate_on(plan, dataset)
-    lines = report(expected) + check_plugin(job, building.vocabulary_of(dataset.tokenizer))
-    return lines + (_timed(plan, dataset, updates, expected) if updates else times(expected, plan))
-
-
-def estimate_on(plan: RunPlan, dataset: Dataset) -> Estimate:
-    """Returns the cost of a planned run on a dataset."""
-    split = dataset["train"]
-    vocabulary = building.vocabulary_of(dataset.tokenizer)
-    return estimate(plan, vocabulary, plan.sampler(split).updates_per_epoch, _average_tokens(split))
+    if data is None and vocabulary_size is None:
+        raise ValueError("--dry-run needs a dataset, or --vocab-size")
+    if data is None and updates:
+        raise ValueError("--dry-run-updates makes real updates and needs a dataset")
+    dataset = None if data is None else Dataset.open(data)
+    vocabulary, expected = _estimated(plan, dataset, vocabulary_size)
+    lines = report(expected) + check_plugin(job, vocabulary)
+    if dataset is None or not updates:
+        return lines + times(expected, plan)
+    return lines + _timed(plan, dataset, updates, expected)
 
 
 def cost_of(job: JobConfig, data: Path | None, vocabulary_size: int | None) -> Estimate:
     """Returns the cost of a job on the dataset `data`, or else with a joint vocabulary of `vocabulary_size`."""
     plan = resolve(job, expected_world_size(job.run), estimate=True)
-    if data is not None:
-        return estimate_on(plan, Dataset.open(data))
-    assert vocabulary_size is not None
-    return estimate(plan, Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True))
+    return _estimated(plan, None if data is None else Dataset.open(data), vocabulary_size)[1]
 
 
-def _average_tokens(split: Split) -> int:
-    """Returns the mean number of tokens of the longer side, from a sample of the first training pairs."""
+def _estimated(plan: RunPlan, dataset: Dataset | None, vocabulary_size: int | None) -> tuple[Vocabulary, Estimate]:
+    """Returns the vocabulary and the cost of a planned run on a dataset, or else with a joint vocabulary.
+
+    The assumed sentence has the mean number of tokens of the longer side, from a sample of the first training pairs.
+    """
+    if dataset is None:
+        assert vocabulary_size is not None
+        vocabulary = Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True)
+        return vocabulary, estimate(plan, vocabulary)
+    vocabulary, split = building.vocabulary_of(dataset.tokenizer), dataset["train"]
     sides = (split.source.lengths[:100_000], split.target.lengths[:100_000])
-    return max(1, *(round(float(np.mean(side))) for side in sides if len(side)))
+    tokens = max(1, *(round(float(np.mean(side))) for side in sides if len(side)))
+    return vocabulary, estimate(plan, vocabulary, plan.sampler(split).updates_per_epoch, tokens)
 
 
 def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) -> list[str]:

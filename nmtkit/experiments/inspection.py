@@ -5,6 +5,7 @@ The module loads no plug-ins, so it also works for architectures that are not in
 
 import dataclasses
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -73,8 +74,6 @@ def inspect(path: Path, verify: bool = False) -> Description:
     OSError, or ValueError for damaged or unknown files.
     """
     folder, path = path, checkpoint_of(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
     described = of_dataset(path) if path.is_dir() else of_checkpoint(path)
     if folder != path and (folder / "log.jsonl").is_file():
         run = summarize(folder)
@@ -84,10 +83,8 @@ def inspect(path: Path, verify: bool = False) -> Description:
         described.verified = binarized.verify(path)
     elif verify:
         checkpoint.load(path)
-        described.verified = [
-            "checksum is correct: weights, tokenizer and settings are as saved",
-            "all weights are finite",
-        ]
+        described.verified = ["checksum is correct: weights, tokenizer and settings are as saved"]
+        described.verified.append("all weights are finite")
     return described
 
 
@@ -98,71 +95,61 @@ def of_checkpoint(path: Path) -> Description:
     contents = checkpoint_file.read(path, mmap=True)
     tokenizer = tokenizer_of(contents, path)
     training = contents.get("training")
-    sections: dict[str, Section] = {
-        "Checkpoint": {
-            "architecture": contents["architecture"],
-            "updates": contents["update"],
-            "bytes": path.stat().st_size,
-            "training state": "kept: training can continue" if training else "none: only for translation",
-        },
-        "Parameters": parameters(contents["model"]),
-        "Vocabulary": vocabulary(tokenizer),
-        "Config": dict(contents["config"]),
+    shortlist = contents.get("shortlist")
+    facts = {
+        "architecture": contents["architecture"],
+        "updates": contents["update"],
+        "bytes": path.stat().st_size,
+        "training state": "kept: training can continue" if training else "none: only for translation",
+        "plug-ins": list(contents["plugins"]),
+        "weights": "8 bits, with a scale for each row" if "scales" in contents else None,
+        "averaged from": list(contents.get("averaged") or ()),
+        "shortlist": f"{len(shortlist['targets']):,} entries, for --shortlist" if shortlist else None,
     }
-    if contents["plugins"]:
-        sections["Checkpoint"]["plug-ins"] = list(contents["plugins"])
-    if "scales" in contents:
-        sections["Checkpoint"]["weights"] = "8 bits, with a scale for each row"
-    if contents.get("averaged"):
-        sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
-    if contents.get("shortlist"):
-        sections["Checkpoint"]["shortlist"] = f"{len(contents['shortlist']['targets']):,} entries, for --shortlist"
-    if "adapters" in contents:
-        sections["Checkpoint"] |= {f"adapters: {name}": value for name, value in contents["adapters"].items()}
-    for name, value in contents.get("scores", {}).items():
-        sections["Checkpoint"][f"validation {name}"] = value
+    facts = {name: value for name, value in facts.items() if value not in (None, [])}
+    facts |= {f"adapters: {name}": value for name, value in contents.get("adapters", {}).items()}
+    facts |= {f"validation {name}": value for name, value in contents.get("scores", {}).items()}
+    sections: dict[str, Section] = {"Checkpoint": facts, "Parameters": parameters(contents["model"])}
+    sections |= {"Vocabulary": vocabulary(tokenizer), "Config": dict(contents["config"])}
     if "origin" in contents:
         sections["Imported from"] = dict(contents["origin"])
     if "run" in contents:
         sections |= of_run(contents["run"])
-    count = sections["Parameters"]["all"]
-    defaults = default_settings(contents)
-    summary = summary_of(path, contents, tokenizer, count)
-    return Description("checkpoint", path, summary, sections, commands(path, contents, tokenizer), defaults=defaults)
+    summary = summary_of(path, contents, tokenizer, sections["Parameters"]["all"])
+    use = commands(path, contents, tokenizer)
+    return Description("checkpoint", path, summary, sections, use, defaults=default_settings(contents))
 
 
 def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, parameters: int) -> Section:
     """Returns the most important facts about a checkpoint, as text."""
-    run = contents.get("run", {})
-    origin = contents.get("origin", {})
-    summary = {
-        "languages": language_pairs(origin | run, tokenizer),
-        "parameters": f"{parameters:,} ({contents['architecture']})",
-    }
+    origin, averaged, adapters = (contents.get(name, {}) for name in ("origin", "averaged", "adapters"))
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, float)}
-    if contents.get("averaged"):
-        summary["average of"] = (
-            f"{quantity(len(contents['averaged']), 'checkpoints')}, the last at update {contents['update']:,}"
-        )
-    else:
-        summary["update"] = f"{contents['update']:,}"
-    if shown := shown_scores(scores):
-        summary["validation"] = ", ".join(shown)
-    if "repository" in origin:
-        summary["from"] = f"{HUB_PREFIX}{origin['repository']}@{origin['revision']}, commit {origin['commit'][:12]}"
-    if "scales" in contents:
-        summary["weights"] = "8 bits"
-    if "adapters" in contents:
-        summary["adapters"] = f"rank {contents['adapters']['rank']}, for {contents['adapters']['base']}"
-    if contents["plugins"]:
-        summary["plug-ins"] = ", ".join(contents["plugins"])
-    if reads_source(contents) and contents["architecture"] in ARCHITECTURES:
-        summary["engine on a CPU"] = engine_on_cpu(contents, tokenizer, path)
-    status = path.stat()
-    summary["saved"] = f"{datetime.fromtimestamp(status.st_mtime):%Y-%m-%d %H:%M}"
-    with_state = ", with the training state" if contents.get("training") else ""
-    summary["size"] = f"{status.st_size / 1e6:,.1f} MB{with_state}"
-    return summary
+    update = f"{contents['update']:,}"
+    hub = "{repository}@{revision}, commit {commit:.12}"
+    has_engine = reads_source(contents) and contents["architecture"] in ARCHITECTURES
+    summary = {
+        "languages": language_pairs(origin | contents.get("run", {}), tokenizer),
+        "parameters": f"{parameters:,} ({contents['architecture']})",
+        "average of": averaged and f"{quantity(len(averaged), 'checkpoints')}, the last at update {update}",
+        "update": None if averaged else update,
+        "validation": ", ".join(shown_scores(scores)),
+        "from": HUB_PREFIX + hub.format(**origin) if "repository" in origin else None,
+        "weights": "8 bits" if "scales" in contents else None,
+        "adapters": adapters and f"rank {adapters['rank']}, for {adapters['base']}",
+        "plug-ins": ", ".join(contents["plugins"]),
+        "engine on a CPU": engine_on_cpu(contents, tokenizer, path) if has_engine else None,
+        "saved": modified(path),
+        "size": megabytes(path) + (", with the training state" if contents.get("training") else ""),
+    }
+    return {name: text for name, text in summary.items() if text}
+
+
+def modified(path: Path) -> str:
+    return f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"
+
+
+def megabytes(*paths: Path) -> str:
+    return f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB"
 
 
 def language_pairs(run: Mapping[str, Any], tokenizer: Tokenizer) -> str:
@@ -198,31 +185,21 @@ def engine_on_cpu(contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, pa
 
 def parameters(model: Mapping[str, Any]) -> Section:
     """Returns the number of parameters of each part and of the model. A tied weight counts only in its first part."""
-    parts: dict[str, int] = {}
+    parts = Counter[str]()
     layers: dict[str, set[str]] = {}
     for name, first in checkpoint.tied_to(model).items():
-        part, _, rest = name.partition(".")
-        parts[part] = parts.get(part, 0) + (model[name].numel() if name == first else 0)
-        number = rest.partition(".")[0]
-        if number.isdigit():
-            layers.setdefault(part, set()).add(number)
-    named = {
-        part + numbered(len(layers.get(part, ()))): count or "shared with a part above" for part, count in parts.items()
-    }
-    return {**named, "all": sum(parts.values())}
-
-
-def numbered(layers: int) -> str:
-    return f" ({layers} layer{'s' * (layers > 1)})" if layers else ""
+        part, *rest = name.split(".")
+        parts[part] += model[name].numel() if name == first else 0
+        if rest and rest[0].isdigit():
+            layers.setdefault(part, set()).add(rest[0])
+    titles = {part: f"{part} ({quantity(len(layers[part]), 'layers')})" if part in layers else part for part in parts}
+    named = {titles[part]: count or "shared with a part above" for part, count in parts.items()}
+    return {**named, "all": parts.total()}
 
 
 def vocabulary(tokenizer: Tokenizer) -> Section:
-    sizes: Section = (
-        {"joint": tokenizer.source_size}
-        if tokenizer.joint
-        else {"source": tokenizer.source_size, "target": tokenizer.target_size}
-    )
-    return {**sizes, "fingerprint": tokenizer.fingerprint}
+    sizes = {"source": tokenizer.source_size, "target": tokenizer.target_size}
+    return {**({"joint": tokenizer.source_size} if tokenizer.joint else sizes), "fingerprint": tokenizer.fingerprint}
 
 
 def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
@@ -230,18 +207,11 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
     tables = facts["settings"]
     default = to_dict(RunConfig())
     run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
-    sections: dict[str, Section] = {
-        "Made by": {name: _shown(name, value) for name, value in facts.items() if name != "settings"},
-        "Run (settings that differ from the defaults)": run,
-    }
+    made_by = {name: value for name, value in facts.items() if name != "settings"}
+    for name in facts.keys() & {"directions", "base_directions"}:
+        made_by[name] = ", ".join(map("-".join, facts[name])) or "unknown"
+    sections: dict[str, Section] = {"Made by": made_by, "Run (settings that differ from the defaults)": run}
     return sections | {table.capitalize(): dict(tables[table]) for table in COMPONENTS if table in tables}
-
-
-def _shown(name: str, value: Any) -> Any:
-    """Formats a fact about a run for display. Directions become names such as en-de."""
-    if name in ("directions", "base_directions"):
-        return ", ".join("-".join(pair) for pair in value) or "unknown"
-    return value
 
 
 def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
@@ -257,9 +227,8 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
         score = ["nmtkit", "score", "--path", name, *language_model_flags(tokenizer, known[1]), *plugins]
         result = {"perplexity of a text": shlex.join(score) + " < text.txt"}
     if "adapters" in contents:
-        result["merge the adapters into the base"] = shlex.join(
-            ["nmtkit", "average-checkpoints", name, "--output", str(path.with_name("merged.pt"))]
-        )
+        merge = ["nmtkit", "average-checkpoints", name, "--output", str(path.with_name("merged.pt"))]
+        result["merge the adapters into the base"] = shlex.join(merge)
     if contents.get("training"):
         config = path.parent / "config.toml"  # the folder may have been moved since the start of the run
         if not config.is_file():
@@ -318,11 +287,8 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
     steps = [shlex.join(step) for step in ([average, use] if count > 1 else [use])]
     if use is generate and not known:
         steps[-1] += " < source.txt"
-    lines = [
-        f"curves and translations: {folder / 'report.html'}",
-        f"training is finished: {end.reason} after update {end.updates:,}",
-    ]
-    return lines, steps
+    report = f"curves and translations: {folder / 'report.html'}"
+    return [report, f"training is finished: {end.reason} after update {end.updates:,}"], steps
 
 
 # --- datasets -------------------------------------------------------------------------------------------------------
@@ -331,10 +297,8 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
 def of_dataset(path: Path) -> Description:
     dataset = Dataset.open(path)
     manifests = [read_manifest(shard) for shard in shard_folders(path)]
-    sections: dict[str, Section] = {
-        "Dataset": {**languages_of(dataset), "shards": len(manifests)},
-        "Vocabulary": vocabulary(dataset.tokenizer),
-    }
+    sections: dict[str, Section] = {"Dataset": {**languages_of(dataset), "shards": len(manifests)}}
+    sections["Vocabulary"] = vocabulary(dataset.tokenizer)
     if dataset.directions:
         counts = {name: split.direction_counts() for name, split in dataset.splits.items()}
         sections["Directions"] = {
@@ -343,33 +307,27 @@ def of_dataset(path: Path) -> Description:
         }
     for name, split in dataset.splits.items():
         having = [manifest["splits"][name] for manifest in manifests if name in manifest["splits"]]
-        sections[f"Subset {name}"] = {
-            "pairs": len(split),
-            "source tokens": sum(facts["source"]["tokens"] for facts in having),
-            "target tokens": sum(facts["target"]["tokens"] for facts in having),
-            "longest sentence": max(longest(split.source), longest(split.target)),
-        }
+        tokens = {f"{side} tokens": sum(facts[side]["tokens"] for facts in having) for side in ("source", "target")}
+        longest_sentence = max(longest(split.source), longest(split.target))
+        sections[f"Subset {name}"] = {"pairs": len(split), **tokens, "longest sentence": longest_sentence}
     sections |= of_corpora(manifests)
     if provenance := manifests[0].get("provenance"):
         sections["Provenance"] = {name: ", ".join(origins(facts)) for name, facts in provenance.items()}
     settings = manifests[0]["settings"]
     sections["Made with"] = {name: value for name, value in settings.items() if value not in (None, "", [])}
     folder = shlex.quote(str(path))
-    pairs = len(dataset["train"]) if "train" in dataset.splits else 0
-    use = {"train": train_command(path, pairs)}
-    for name in dataset.splits:
-        if name.startswith("test"):
-            use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"
+    use = {"train": train_command(path, len(dataset["train"]) if "train" in dataset.splits else 0)}
+    for name in (name for name in dataset.splits if name.startswith("test")):
+        use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"
     languages = sections["Dataset"].get("languages") or [f"{dataset.source_lang}-{dataset.target_lang}"]
     pieces = [value for name, value in sections["Vocabulary"].items() if name != "fingerprint"]
     manifest = path / MANIFEST if (path / MANIFEST).exists() else shard_folders(path)[0] / MANIFEST
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    summary: Section = {"languages": ", ".join(languages)}
-    summary |= {name: f"{len(split):,} pairs" for name, split in dataset.splits.items()}
-    summary |= {
+    summary = {
+        "languages": ", ".join(languages),
+        **{name: f"{len(split):,} pairs" for name, split in dataset.splits.items()},
         "vocabulary": f"{' and '.join(f'{count:,}' for count in pieces)} pieces",
-        "made": f"{datetime.fromtimestamp(manifest.stat().st_mtime):%Y-%m-%d %H:%M}",
-        "size": f"{size / 1e6:,.1f} MB",
+        "made": modified(manifest),
+        "size": megabytes(*(file for file in path.rglob("*") if file.is_file())),
     }
     defaults = {"Made with": {field.name: field.default for field in dataclasses.fields(PreprocessConfig)}}
     return Description("dataset", path, summary, sections, use, defaults=defaults)
@@ -384,24 +342,20 @@ def languages_of(dataset: Dataset) -> Section:
 
 def longest(side: StoredSide) -> int:
     """Returns the number of tokens of the longest sentence. Reads the lengths in parts, which fit into memory."""
-    step = 1 << 20
-    return max(
-        (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0
-    )
+    starts = range(0, len(side.lengths), 1 << 20)
+    return max((int(side.lengths[start : start + starts.step].max()) for start in starts), default=0)
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
     """Returns the counts of read, written and dropped pairs of each training corpus, summed over all shards."""
-    corpora: dict[str, Section] = {}
+    corpora: dict[str, Counter[str]] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:
             files = ", ".join(dict.fromkeys((corpus["source"], corpus["target"])))
-            facts = corpora.setdefault(files, {})
-            counts = {"pairs read": corpus["read"], "pairs written": corpus["written"]}
-            counts |= {f"dropped: {reason}": count for reason, count in corpus["dropped"].items()}
-            counts |= {f"kept, but {reason}": count for reason, count in corpus["kept"].items()}
-            for name, count in counts.items():
-                facts[name] = facts.get(name, 0) + count
+            counts = corpora.setdefault(files, Counter())
+            counts.update({"pairs read": corpus["read"], "pairs written": corpus["written"]})
+            counts.update({f"dropped: {reason}": count for reason, count in corpus["dropped"].items()})
+            counts.update({f"kept, but {reason}": count for reason, count in corpus["kept"].items()})
     return {
-        f"Training files {index}": {"files": files} | facts for index, (files, facts) in enumerate(corpora.items(), 1)
+        f"Training files {index}": {"files": files, **facts} for index, (files, facts) in enumerate(corpora.items(), 1)
     }

@@ -27,8 +27,7 @@ class TrialMonitor:
     """Reports the scores of a run to its Optuna trial while the run trains."""
 
     def __init__(self, trial: Any, read_scores: Callable[[], list[tuple[int, float]]]) -> None:
-        self.trial = trial
-        self.read_scores = read_scores
+        self.trial, self.read_scores = trial, read_scores
         self.scores: list[float] = []
         self.pruned = False
 
@@ -55,12 +54,12 @@ class OptunaStudy:
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        optuna = imported("optuna", need="--optuna needs Optuna, which is not installed: pip install 'nmtkit[optuna]'")
+        need = "--optuna needs Optuna, which is not installed: pip install 'nmtkit[optuna]'"
+        self.optuna = imported("optuna", need=need)
         if not sweep.space:
             raise ValueError(f"{sweep.file}: --optuna chooses the settings of [sweep.random], but the file has none")
-        if sweep.grid or len(sweep.zipped) > 1 or len(sweep.named) > 1 or len(sweep.seeds) > 1:
+        if sweep.factors or len(sweep.named) > 1 or len(sweep.seeds) > 1:
             raise ValueError(f"{sweep.file}: --optuna supports only [sweep.random], with at most one seed")
-        self.optuna = optuna
         self.sweep = sweep
         self.title = next(iter(sweep.named))
         lowest = {name: v.low if isinstance(v, Range) else v[0] for name, v in sweep.space.items()}
@@ -78,14 +77,13 @@ class OptunaStudy:
 
     def described(self) -> list[str]:
         """Returns lines that describe the search, for a dry run."""
-        values = {
-            name: f"{v.low:g} to {v.high:g}{', logarithmic' if v.log else ''}" if isinstance(v, Range) else str(list(v))
-            for name, v in self.sweep.space.items()
-        }
-        return [
-            f"{self.sweep.draws} runs, compared by {self.objective.name}, with",
-            *(f"  {name}: {text}" for name, text in values.items()),
-        ]
+        lines = [f"{self.sweep.draws} runs, compared by {self.objective.name}, with"]
+        for name, values in self.sweep.space.items():
+            if isinstance(values, Range):
+                lines.append(f"  {name}: {values.low:g} to {values.high:g}{', logarithmic' if values.log else ''}")
+            else:
+                lines.append(f"  {name}: {list(values)}")
+        return lines
 
     def run(self, train: TrainRun) -> dict[str, str]:
         """Trains runs until the study has `draws` runs. Returns the names of failed runs with their reasons."""
@@ -146,13 +144,8 @@ class OptunaStudy:
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings of a trial. Fractions from ranges have three digits, as in `Range.draw`."""
-        space = self.sweep.space
-        return {
-            name: (float(f"{value:.3g}") if isinstance(value, float) else value)
-            if isinstance(space[name], Range)
-            else json.loads(value)
-            for name, value in params.items()
-        }
+        rounded = {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in params.items()}
+        return {name: json.loads(value) if isinstance(value, str) else value for name, value in rounded.items()}
 
     def _run_of(self, settings: dict[str, Any]) -> SweepRun:
         return self.sweep.run(settings | ({"seed": self.sweep.seeds[0]} if self.sweep.seeds else {}), self.title)
@@ -160,19 +153,16 @@ class OptunaStudy:
     def _begun(self, study: Any) -> int:
         """Returns the number of runs that any machine has begun, failed runs included. A repeated run counts once."""
         trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
-        repeated = [
-            trial
-            for index, trial in enumerate(trials)
-            if trial.state.name == "FAIL" and any(other.params == trial.params for other in trials[index + 1 :])
-        ]
-        return len(trials) - len(repeated)
+        repeats = ([other.params for other in trials[number:]] for number in range(1, len(trials) + 1))
+        pairs = zip(trials, repeats, strict=True)
+        return sum(trial.state.name != "FAIL" or trial.params not in later for trial, later in pairs)
 
     def _enqueue_interrupted(self, study: Any) -> None:
         """Queues interrupted runs again: the study lists them as running, but no process locks their folders."""
         for trial in study.trials:
             if trial.state.name == "RUNNING" and trial.params:
-                folder = self.sweep.folder / self._run_of(self._settings(trial.params)).name
-                if holder_of(folder) is None:
+                run = self._run_of(self._settings(trial.params))
+                if holder_of(self.sweep.folder / run.name) is None:
                     study.enqueue_trial(trial.params)
                     study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
 

@@ -32,9 +32,9 @@ class RunTranslations:
     references: list[str]
     sources: list[str]
     target_lang: str | None
-    made_by: str
-    flop: float | None  # estimated cost of the training, if a sweep has recorded it
-    by_sweep: bool  # whether a sweep has made the translations; otherwise, they are of the last validation
+    made_by: str = ""
+    flop: float | None = None  # estimated cost of the training, if a sweep has recorded it
+    by_sweep: bool = False  # whether a sweep has made the translations; otherwise, they are of the last validation
 
 
 def settings_of(average: int | None, generate: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def settings_of(average: int | None, generate: Mapping[str, Any], command: Seque
     The setting `files` is a digest of the contents of all files whose paths are in `command`, such as a glossary.
     """
     settings = {"average": average} | {name: value for name, value in generate.items() if name not in OF_MACHINE}
-    paths = [checkpoint_of(Path(word)) for word in command if os.path.exists(word)]
+    paths = (checkpoint_of(Path(word)) for word in command if os.path.exists(word))
     files = [path for path in paths if path.is_file()]
     return settings | ({"files": sha256_of(*files)[:12]} if files else {})
 
@@ -54,14 +54,9 @@ def is_current(run: RunSummary, settings: Mapping[str, Any]) -> bool:
     return record is not None and record["settings"] == settings and record["trained"] == _trained(run)
 
 
-def discard(folder: Path) -> None:
-    """Removes the record, so that translations that are being replaced are not compared."""
-    (folder / RECORD).unlink(missing_ok=True)
-
-
 def write_record(run: RunSummary, data: Path, settings: Mapping[str, Any], flop: float | None) -> None:
     """Writes the record of the translations of a run: settings, cost, scores. Raises OSError or ValueError."""
-    texts = _texts(Path(run.name) / TRANSLATIONS, data, settings["gen_subset"], None)
+    texts = _texts(Path(run.name) / TRANSLATIONS, data, settings["gen_subset"])
     chosen = metrics.MetricSettings(target_lang=texts.target_lang)
     scores = metrics.score(texts.lines, [texts.references], METRICS, chosen)
     record = {"settings": settings, "trained": _trained(run), "data": str(data.absolute()), "flop": flop}
@@ -82,28 +77,23 @@ def read(run: RunSummary) -> RunTranslations | None:
             return None
         settings = {name: value for name, value in record["settings"].items() if value is not None}
         made_by = ", ".join(f"{name} {setting_text(value)}" for name, value in settings.items())
-        subset = record["settings"]["gen_subset"]
-        return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"], by_sweep=True)
+        facts = {"made_by": made_by, "flop": record["flop"], "by_sweep": True}
+        return _texts(folder / TRANSLATIONS, Path(record["data"]), record["settings"]["gen_subset"], **facts)
     validations = [record for record in run.records if record["kind"] == "valid"]
     path = translations_file(folder, validations[-1]["update"]) if validations else folder
     if not path.is_file():
         return None
     subset, *_ = run.settings["valid_subset"]
     made_by = f"gen_subset {subset}, last validation, beam {run.settings['valid_beam']}"
-    return _texts(path, Path(run.settings["data"]), subset, run.settings.get("valid_sentences"), made_by)
+    sentences = run.settings.get("valid_sentences")
+    return _texts(path, Path(run.settings["data"]), subset, sentences, made_by=made_by)
 
 
-def _texts(
-    path: Path,
-    data: Path,
-    subset: str,
-    sentences: int | None,
-    made_by: str = "",
-    flop: float | None = None,
-    *,
-    by_sweep: bool = False,
-) -> RunTranslations:
-    """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references."""
+def _texts(path: Path, data: Path, subset: str, sentences: int | None = None, **facts: Any) -> RunTranslations:
+    """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references.
+
+    `facts` are other fields of the result.
+    """
     texts = read_texts(data=data, subset=subset)
     if texts.directions:
         raise ValueError(f"{data} has many directions, but scores of runs can be compared for one direction only")
@@ -112,10 +102,8 @@ def _texts(
     if len(lines) != len(references):
         raise ValueError(f"{path} has {len(lines)} lines, and {subset} of {data} has {len(references)} references")
     assert texts.sources is not None
-    return RunTranslations(
-        lines=lines, references=references, sources=texts.sources[:sentences], target_lang=texts.target_lang,
-        made_by=made_by, flop=flop, by_sweep=by_sweep,
-    )  # fmt: skip
+    sources = texts.sources[:sentences]
+    return RunTranslations(lines=lines, references=references, sources=sources, target_lang=texts.target_lang, **facts)
 
 
 def _record(folder: Path) -> dict[str, Any] | None:

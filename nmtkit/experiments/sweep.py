@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,23 @@ from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig
 from nmtkit.training.run_config import RunConfig
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 
-SECTIONS = ("save_dir", "flop", "seeds", "base", "average", "generate", "runs", "zip", "grid", "random")
 LENGTHS = {"max_update", "max_epoch"}
 NOT_VARIED = ("save_dir", "plugin", "config")
 # flags of `nmtkit generate` that a sweep sets, or that would write the files of all runs to one place
 NOT_GENERATED = (
     "path", "input", "output", "output_dir", "format", "score_reference", "quality_report", "glossary_report",
 )  # fmt: skip
+# settings in the table [sweep] itself: whether a value is right, and a description of right values
+SINGLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "save_dir": (lambda value: isinstance(value, str) and value != "", "a folder"),
+    "flop": (lambda value: type(value) in (int, float) and 0 < value < math.inf, "a number above 0, such as 1e15"),
+    "seeds": (
+        lambda value: isinstance(value, list) and value != [] and all(type(seed) is int for seed in value),
+        "a list of whole numbers, which is not empty",
+    ),
+    "base": (lambda value: isinstance(value, str) and value != "", 'the name of a row, such as "base"'),
+    "average": (lambda value: type(value) is int and value >= 1, "the number of checkpoints to average"),
+}
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
@@ -69,8 +79,9 @@ class Sweep:
     `flop` is the number of floating-point operations of each run, which determines its updates (`estimate`).
     With `generate`, each finished run translates a subset with these flags of `nmtkit generate`. The model is the
     average of the last `average` checkpoints, or the best checkpoint. A row has the runs that differ only in the seed.
-    All rows are compared with the row `base`. `space` holds the settings whose values are drawn at random. `draws` is
-    the number of random combinations, and `seed` is the seed of the random generator.
+    All rows are compared with the row `base`. A run has one of the settings in each of the `factors`. `space` holds the
+    settings whose values are drawn at random. `draws` is the number of random combinations, and `seed` is the seed of
+    the random generator.
     """
 
     file: Path
@@ -81,8 +92,7 @@ class Sweep:
     average: int | None = None
     generate: VariedSettings | None = None
     named: Mapping[str, VariedSettings] = field(default_factory=lambda: {"": {}})
-    zipped: Sequence[VariedSettings] = ({},)
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    factors: Sequence[Sequence[VariedSettings]] = ()  # [sweep.zip], and each setting of [sweep.grid]
     space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
     draws: int = 0
     seed: int = 1
@@ -97,14 +107,13 @@ class Sweep:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def runs(self) -> list[SweepRun]:
-        """Returns the runs: all combinations of a named run, a row of the zip, a grid point, a random draw and a seed.
+        """Returns the runs: all combinations of a named run, settings of each factor, a random draw and a seed.
 
         Raises ValueError if two combinations are equal or get the same name.
         """
         runs: dict[str, SweepRun] = {}
-        for title, *parts in itertools.product(
-            self.named, self.zipped, self._grid(), self._drawn(), [{"seed": seed} for seed in self.seeds] or [{}]
-        ):
+        seeds: Sequence[VariedSettings] = [{"seed": seed} for seed in self.seeds] or [{}]
+        for title, parts in itertools.product(self.named, itertools.product(*self.factors, self._drawn(), seeds)):
             run = self.run({name: value for part in parts for name, value in part.items()}, title)
             if run.name in runs:
                 equal = runs[run.name].settings == run.settings
@@ -136,13 +145,6 @@ class Sweep:
             data = None if self.vocabulary_size else job.data
             self.costs[key] = estimate.cost_of(job, data, self.vocabulary_size)
         return self.costs[key]
-
-    def _grid(self) -> Iterator[VariedSettings]:
-        for values in itertools.product(*self.grid.values()):
-            point: VariedSettings = {}
-            for name, value in zip(self.grid, values, strict=True):
-                point |= value if isinstance(value, dict) else {name: value}
-            yield point
 
     def _drawn(self) -> list[VariedSettings]:
         """Returns `draws` different random combinations. Raises ValueError if the space has fewer combinations."""
@@ -239,8 +241,7 @@ def kinds_by_setting() -> dict[str, str]:
 def _flag(name: str, job: JobConfig) -> list[str]:
     """Returns the words of the flag that sets `name` to its value in `job`."""
     configs = [job.run, *(component.config for component in job.components.values())]
-    config = next(config for config in configs if name in field_types(type(config)))
-    field = next(field for field in dataclasses.fields(config) if field.name == name)
+    config, field = next((each, field) for each in configs for field in dataclasses.fields(each) if field.name == name)
     value = getattr(config, name)
     if isinstance(value, tuple) and field.metadata.get("repeatable"):
         return [word for item in value for word in flag_words(name, item)]
@@ -261,12 +262,9 @@ def _in_name(value: Any) -> str:
 
 def read(file: Path) -> Sweep:
     """Reads a sweep file. Raises OSError, or ValueError with the file, the section and the mistake."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file")
     try:
         tables = read_toml(file)
         sweep = _sweep(file, tables.get("sweep"))
-        _check_clashes(sweep)
         lengths = {name.replace("-", "_") for name in tables.get("run", {})} & LENGTHS
         if sweep.flop is not None and lengths:
             raise ValueError(f"flop of [sweep] sets the number of updates; leave out {min(lengths)} of [run]")
@@ -279,30 +277,34 @@ def _sweep(file: Path, table: Any) -> Sweep:
     """Returns the sweep that the table [sweep] of `file` describes."""
     if not isinstance(table, dict):
         raise ValueError("the file has no table [sweep], which lists the settings that vary")
+    known = [*SINGLE, "generate", "runs", "zip", "grid", "random"]
     for name in table:
-        if name not in SECTIONS:
-            raise ValueError(f"[sweep] has no {name!r}; {suggestion(name, SECTIONS)}")
-    folder = table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}")
-    if not isinstance(folder, str) or not folder:
-        raise ValueError(f"save_dir of [sweep] is {folder!r}; give a folder")
+        if name not in known:
+            raise ValueError(f"[sweep] has no {name!r}; {suggestion(name, known)}")
+    for name, (is_right, wanted) in SINGLE.items():
+        if name in table and not is_right(table[name]):
+            raise ValueError(f"{name} of [sweep] is {table[name]!r}; give {wanted}")
+    if "average" in table and "generate" not in table:
+        raise ValueError("average of [sweep] needs [sweep.generate], the settings of the translation")
+    zipped, grid = _zipped(table.get("zip", {})), _grid(table.get("grid", {}))
     drawn = _normalized(table.get("random", {}), "[sweep.random]")
     sweep = Sweep(
         file=file,
-        folder=file.parent / folder,
-        flop=_flop(table["flop"]) if "flop" in table else None,
-        seeds=tuple(_seeds(table["seeds"])) if "seeds" in table else (),
-        base=_base(table["base"]) if "base" in table else None,
-        average=_average(table) if "average" in table else None,
+        folder=file.parent / table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}"),
+        flop=table.get("flop"),
+        seeds=tuple(table.get("seeds", ())),
+        base=table.get("base"),
+        average=table.get("average"),
         generate=_generated(table["generate"]) if "generate" in table else None,
         named=_named(table.get("runs", {})),
-        zipped=_zipped(table.get("zip", {})),
-        grid=_grid(table.get("grid", {})),
+        factors=[*([zipped] if zipped else []), *grid],
         draws=_whole(drawn.pop("draws", 0 if not drawn else None), "draws"),
         seed=_whole(drawn.pop("seed", 1), "seed"),
         space={name: _values(value, f"{name} of [sweep.random]") for name, value in drawn.items()},
     )
     if sweep.draws and not sweep.space:
         raise ValueError("[sweep.random] has draws but no setting to draw")
+    _check_clashes(sweep, zipped, grid)
     return sweep
 
 
@@ -330,34 +332,6 @@ def _whole(value: Any, name: str) -> int:
     return value
 
 
-def _seeds(value: Any) -> list[int]:
-    seeds = _list(value, "seeds of [sweep]")
-    if any(type(seed) is not int for seed in seeds):
-        raise ValueError(f"seeds of [sweep] are {seeds}; give whole numbers")
-    return seeds
-
-
-def _flop(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"flop of [sweep] is {value!r}; give a number above 0, such as 1e15")
-    return float(value)
-
-
-def _base(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f'base of [sweep] is {value!r}; give the name of a row, such as "base"')
-    return value
-
-
-def _average(table: Mapping[str, Any]) -> int:
-    value = table["average"]
-    if type(value) is not int or value < 1:
-        raise ValueError(f"average of [sweep] is {value!r}; give the number of checkpoints to average")
-    if "generate" not in table:
-        raise ValueError("average of [sweep] needs [sweep.generate], the settings of the translation")
-    return value
-
-
 def _generated(table: Any) -> VariedSettings:
     """Returns the flags of `nmtkit generate`. By default, the subset is "valid"."""
     if not isinstance(table, dict):
@@ -381,42 +355,40 @@ def _zipped(table: Any) -> list[VariedSettings]:
     if len({len(values) for values in columns.values()}) > 1:
         counts = ", ".join(f"{name} has {len(values)}" for name, values in columns.items())
         raise ValueError(f"all lists of [sweep.zip] must have the same length; {counts}")
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _grid(table: Any) -> dict[str, list[Any]]:
-    grid = {}
+def _grid(table: Any) -> list[list[VariedSettings]]:
+    """Returns the settings of each grid point, for each name in the table [sweep.grid]."""
+    grid = []
     for name, values in _normalized(table, "[sweep.grid]").items():
         title = f"{name} of [sweep.grid]"
-        grid[name] = [_normalized(v, title) if isinstance(v, dict) else v for v in _list(values, title)]
-        if len({isinstance(value, dict) for value in grid[name]}) > 1:
+        if len({isinstance(value, dict) for value in _list(values, title)}) > 1:
             raise ValueError(f"{title} mixes values with tables of settings; give only values or only tables")
+        grid.append([_normalized(value, title) if isinstance(value, dict) else {name: value} for value in values])
     return grid
 
 
 def _values(value: Any, title: str) -> Range | list[Any]:
     if isinstance(value, list):
         return _list(value, title)
-    bounds = [value.get(name) for name in ("min", "max")] if isinstance(value, dict) else []
-    numbers = [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
-    if len(numbers) != 2 or set(value) - {"min", "max", "log"} or not isinstance(value.get("log", False), bool):
+    kinds = {name: type(each) for name, each in value.items()} if isinstance(value, dict) else {}
+    numbers = {kinds.pop("min", None), kinds.pop("max", None)}
+    if not numbers <= {int, float} or kinds not in ({}, {"log": bool}):
         raise ValueError(f"{title} is {value!r}; give a list, or {{ min = X, max = X }}, perhaps with log = true")
-    low, high = numbers
-    log = value.get("log", False)
+    low, high, log = value["min"], value["max"], value.get("log", False)
     if not -LARGEST <= low < high <= LARGEST or (log and low <= 0):
         positive = ", and above 0 with log" if log else ""
         raise ValueError(f"{title}: min must be below max{positive}, and both from {-LARGEST:,} to {LARGEST:,}")
     return Range(low=low, high=high, log=log)
 
 
-def _check_clashes(sweep: Sweep) -> None:
+def _check_clashes(sweep: Sweep, zipped: Sequence[VariedSettings], grid: Sequence[Sequence[VariedSettings]]) -> None:
     """Raises ValueError if two sections vary the same setting, or if nothing varies."""
-    grid = {name for name, values in sweep.grid.items() if not isinstance(values[0], dict)}
-    grid_tables = {name for values in sweep.grid.values() for v in values if isinstance(v, dict) for name in v}
     sections: dict[str, set[str]] = {
-        "[sweep.runs]": {name for settings in sweep.named.values() for name in settings},
-        "[sweep.zip]": set(sweep.zipped[0]),
-        "[sweep.grid]": grid | grid_tables,
+        "[sweep.runs]": set(itertools.chain(*sweep.named.values())),
+        "[sweep.zip]": set(itertools.chain(*zipped)),
+        "[sweep.grid]": {name for points in grid for name in itertools.chain(*points)},
         "[sweep.random]": set(sweep.space),
         "seeds": {"seed"} if sweep.seeds else set(),
         "flop": LENGTHS if sweep.flop is not None else set(),

@@ -1,8 +1,7 @@
 """The expected cost of the rows of a sweep, before anything is trained."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from nmtkit.experiments import tables
 from nmtkit.experiments.comparison import row_name
@@ -41,32 +40,25 @@ def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
                 f"{sweep.file}, run {group[0].name}: the number of updates is unknown; give max_update in [run], or "
                 "max_epoch and a dataset"
             )
-        parameters = sum(expected.parameters.values())
-        flop = expected.updates * expected.flops
+        parameters, flop = sum(expected.parameters.values()), expected.updates * expected.flops
         costs.append(RowCost(row=name, runs=len(group), parameters=parameters, updates=expected.updates, flop=flop))
     return costs
 
 
 def formatted(costs: Sequence[RowCost], format: str) -> str:
     """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON. Text, LaTeX and Markdown end with the sum."""
-    plain: list[dict[str, Any]] = [
-        {"row": cost.row, "runs": cost.runs, "parameters": cost.parameters, "updates": cost.updates,
-         "flop": cost.flop, "gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours}
-        for cost in costs
-    ]  # fmt: skip
+    plain = [asdict(cost) | {"gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours} for cost in costs]
     header = ["row", "runs", "M parameters", "updates", "FLOP of a run", "GPU-hours", f"hours on {GPUS} GPUs"]
     lines = [
         [cost.row, str(cost.runs), _millions(cost.parameters), f"{cost.updates:,}", f"{cost.flop:.2e}",
          _hours(cost.gpu_hours), _hours(cost.gpu_hours / GPUS)]
         for cost in costs
     ]  # fmt: skip
-    total = sum(cost.gpu_hours for cost in costs)
-    runs = sum(cost.runs for cost in costs)
+    runs, total = sum(cost.runs for cost in costs), sum(cost.gpu_hours for cost in costs)
     lines.append(["all rows", f"{runs:,}", "", "", "", _hours(total), _hours(total / GPUS)])
-    speed = f"a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in bf16"
     note = (
-        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models, and few "
-        "tokens per GPU, reach a lower speed; validations are not counted."
+        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in "
+        "bf16. Small models, and few tokens per GPU, reach a lower speed; validations are not counted."
     )
     unrounded = [[*plain[0]], *([*row.values()] for row in plain)]
     return tables.formatted(format, header, lines, plain=plain, unrounded=lambda: unrounded, notes=[note])

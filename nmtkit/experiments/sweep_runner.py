@@ -106,9 +106,7 @@ class SweepTrainer:
     """
 
     def __init__(self, sweep: Sweep, flags: Sequence[str], *, program: Sequence[str]) -> None:
-        self.sweep = sweep
-        self.flags = flags
-        self.program = program
+        self.sweep, self.flags, self.program = sweep, flags, program
         self.runner = Runner()
 
     def train_all(self, runs: Sequence[SweepRun]) -> dict[str, str]:
@@ -158,7 +156,8 @@ class SweepTrainer:
         settings = run_translations.settings_of(self.sweep.average, self.sweep.generate or {}, flags)
         if summary.state != "finished" or run_translations.is_current(summary, settings):
             return None
-        run_translations.discard(job.run.save_dir)
+        # without the record, translations that are being replaced are not compared
+        (job.run.save_dir / run_translations.RECORD).unlink(missing_ok=True)
         for command in commands:
             log.info("%s", self._as_typed(command))
             if reason := self._run(command):
@@ -206,9 +205,7 @@ def is_finished(sweep: Sweep, run: SweepRun) -> bool:
     """
     job = sweep.job(run)
     summary = finished_summary(job)
-    if summary is None or changed_settings(job, summary):
-        return False
-    if summary.plugin_sources != source_digests(job.plugins):
+    if summary is None or changed_settings(job, summary) or summary.plugin_sources != source_digests(job.plugins):
         return False
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
@@ -229,10 +226,8 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
 
     The log of a run has resolved settings: without a valid set, validation is off, and the batch size depends on the
     number of processes. So the job is resolved in the same way before the comparison. The job is resolved for a GPU,
-    even if this machine has no GPU: no compared setting depends on the device.
-
-    A setting that names files, such as --finetune-from or --teacher, also counts as changed if the contents of the
-    files have changed.
+    even if this machine has no GPU: no compared setting depends on the device. A setting that names files, such as
+    --finetune-from or --teacher, also counts as changed if the contents of the files have changed.
     """
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
@@ -265,11 +260,8 @@ def changes_after_end(sweep: Sweep, run: SweepRun) -> list[Change]:
     left = {name: limit - done[name] for name in done if (limit := getattr(job.run, name)) is not None}
     if any(name in ENDS for name, _, _ in changed) and all(updates > 0 for updates in left.values()):
         return []
-    return [
-        change
-        for change in changed
-        if change[0] in summary.settings and (change[0] not in EXPECTED_CHANGES or left.get(change[0], 0) < 0)
-    ]
+    known = [change for change in changed if change[0] in summary.settings]
+    return [change for change in known if change[0] not in EXPECTED_CHANGES or left.get(change[0], 0) < 0]
 
 
 def chosen(runs: Sequence[SweepRun], only: str | None) -> list[SweepRun]:

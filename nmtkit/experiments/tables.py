@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 from nmtkit.config.tables import aligned, numeric
@@ -45,6 +46,12 @@ def separated(rows: Sequence[Sequence[Any]], delimiter: str = ",") -> str:
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
     return text.getvalue()
+
+
+def without_empty(rows: TextRows) -> list[list[str]]:
+    """Returns a table without the columns that have only a heading, which is the cell in the first of the `rows`."""
+    kept = [any(cells) for _, *cells in zip(*rows, strict=True)]
+    return [list(compress(row, kept)) for row in rows]
 
 
 def blocks_of_text(blocks: Sequence[Sequence[str]]) -> str:

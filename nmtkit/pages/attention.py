@@ -5,7 +5,8 @@ The appendix of "Attention Is All You Need" prints weights of a few heads. This 
 
 import base64
 import json
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,23 +26,17 @@ TITLES = {
 }
 
 
-class AttentionWeights(Protocol):
-    """The pieces of a sentence and of its translation, both with eos, and the attention weights of all heads."""
+def page(
+    source: list[str], target: list[str], weights: Mapping[str, Sequence[npt.NDArray[np.float32]]], title: str
+) -> str:
+    """Returns the HTML page. The page contains all its data and requests nothing from a network.
 
-    @property
-    def source(self) -> list[str]: ...
-    @property
-    def target(self) -> list[str]: ...
-    @property
-    # name -> weights [heads, queries, keys] of each layer
-    def weights(self) -> dict[str, list[npt.NDArray[np.float32]]]: ...
-
-
-def page(attention: AttentionWeights, title: str) -> str:
-    """Returns the HTML page. The page contains all its data and requests nothing from a network."""
-    keys = {"encoder": attention.source, "decoder": ["start", *attention.target[:-1]], "cross": attention.source}
+    `source` and `target` are the pieces of a sentence and of its translation, both with eos. `weights` has the weights
+    [heads, queries, keys] of each layer, by the name of the attention.
+    """
+    keys = {"encoder": source, "decoder": ["start", *target[:-1]], "cross": source}
     data = {
-        "tokens": {"source": _labels(attention.source, -1), "target": _labels(attention.target, -1)},
+        "tokens": {"source": _labels(source, -1), "target": _labels(target, -1)},
         "kinds": [
             {
                 "name": name,
@@ -50,10 +45,10 @@ def page(attention: AttentionWeights, title: str) -> str:
                 "queries": "source" if name == "encoder" else "target",
                 "keys": _labels(keys[name], 0 if name == "decoder" else -1),
                 "keysAreSource": name != "decoder",
-                "layers": [_encoded(layer) for layer in attention.weights[name]],
+                "layers": [_encoded(layer) for layer in weights[name]],
             }
             for name in TITLES
-            if name in attention.weights
+            if name in weights
         ],
     }
     # "<" is escaped, so that no token can end the script element

@@ -83,7 +83,8 @@ def histogram(
     """
     high = math.log10(max(1, *counts) + 1)
     first, last = edges[0], edges[-1]
-    ticks: Ticks = [(math.log10(mark + 1) / high, _short(mark)) for mark in _decades(max(counts, default=1))]
+    marks = [0, *(10**power for power in range(len(str(max(1, *counts)))))]
+    ticks: Ticks = [(math.log10(mark + 1) / high, _short(mark)) for mark in marks]
 
     def column(value: float) -> float:
         return LEFT + (value - first) / ((last - first) or 1) * (WIDTH - LEFT - RIGHT)
@@ -105,10 +106,6 @@ def histogram(
 def _bar(left: float, step: float, height: float, title: str) -> str:
     top, width = HEIGHT - BOTTOM - height, 0.9 * step
     return f'<rect x="{left:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}"><title>{title}</title></rect>'
-
-
-def _decades(largest: int) -> list[int]:
-    return [0, *(10**power for power in range(len(str(max(1, largest)))))]
 
 
 def legend(names: Sequence[str] | Mapping[str, object], shown: Sequence[str] | None = None) -> str:

@@ -1,5 +1,6 @@
 """`nmtkit clean`: each dropped pair has one reason, no pair is lost, and good data of unusual kinds stays."""
 
+import contextlib
 import json
 import os
 import random
@@ -135,8 +136,9 @@ def test_the_best_duplicate_has_the_highest_probability_in_the_file(name: str, t
     pairs = [("one two", "eins"), ("one two", "eins zwei"), ("one two", "zwei")]
     write(tmp_path / "c.tsv", pairs)
     columns = {"empty": [4, 7, 4], "model": [0.5, 0.4, 0.3], "probability": [0.2, 0.9, np.nan]}
-    with ScoreWriter(tmp_path / name) as writer:
-        values = {column: np.array(numbers, np.float32) for column, numbers in columns.items()}
+    with contextlib.ExitStack() as stack:
+        writer = ScoreWriter(tmp_path / name, list(columns), stack)
+        values = np.array([*columns.values()], np.float32).T
         writer.write(0, 1, checksums(*zip(*pairs, strict=True)), values, [None, None, None])
     flags = ("--filters", "empty", "--duplicates", "source", "--from-scores", tmp_path / name)
     succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "out.tsv")
@@ -148,7 +150,7 @@ def test_scores_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> N
     write(tmp_path / "long.tsv", GOOD * 2)
     for name, message in (
         ("short.tsv", "rows, but the corpora have 5 pairs"),
-        ("long.tsv", "but the corpora have more pairs"),
+        ("long.tsv", f"but the corpora have {2 * len(GOOD):,} pairs"),
     ):
         flags = ("--output", tmp_path / "o.tsv", "--from-scores", folder / "scores.parquet")
         result = clean(tmp_path / name, *flags)

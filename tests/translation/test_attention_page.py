@@ -67,7 +67,7 @@ def test_an_empty_sentence_is_refused(model_and_tokenizer):
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(attention):
-    text = page(attention, "Attention in <model>.pt")
+    text = page(attention.source, attention.target, attention.weights, "Attention in <model>.pt")
     assert "<title>Attention in &lt;model&gt;.pt</title>" in text
     assert text.count("</script>") == 2  # the sentence does not end the script
     assert set(re.findall(r"https?://[^\"' ]*", text)) <= {"http://www.w3.org/2000/svg"}  # a name instead of an address
@@ -92,7 +92,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 @needs_browser
 def test_a_browser_shows_every_head_and_finds_that_rows_sum_to_one(attention, tmp_path):
-    shown = dump(tmp_path, page(attention, "Attention"))
+    shown = dump(tmp_path, page(attention.source, attention.target, attention.weights, "Attention"))
     labels = re.findall(r'<button class="head[^>]*aria-label="([^"]*)"', shown)
     kinds = ("Encoder self-attention", "Decoder self-attention", "Cross-attention")
     assert labels == [
@@ -107,7 +107,9 @@ def test_a_browser_shows_every_head_and_finds_that_rows_sum_to_one(attention, tm
 
 @needs_browser
 def test_an_address_opens_a_head_and_follows_a_token_through_all_of_them(attention, tmp_path):
-    shown = dump(tmp_path, page(attention, "Attention"), "#cross-2-3-target-0")
+    shown = dump(
+        tmp_path, page(attention.source, attention.target, attention.weights, "Attention"), "#cross-2-3-target-0"
+    )
     assert "Cross-attention, layer 2, head 3</h2>" in shown
     captions = re.findall(r'<span class="caption">(.*?)</span>', shown)
     # the first target token is a query of the decoder and of cross-attention, but not of the encoder
@@ -141,7 +143,9 @@ def test_pointing_at_a_token_follows_it_and_leaving_lets_go(attention, tmp_path)
       const shown = { id: "report", textContent: JSON.stringify(report) };
       document.body.append(Object.assign(document.createElement("pre"), shown));
     """
-    text = page(attention, "Attention").replace("</body>", f"<script>{script}</script></body>")
+    text = page(attention.source, attention.target, attention.weights, "Attention").replace(
+        "</body>", f"<script>{script}</script></body>"
+    )
     found = re.search(r'<pre id="report">(.*?)</pre>', dump(tmp_path, text))
     assert found, "the page's script failed"
     report = json.loads(found[1])
@@ -160,7 +164,9 @@ def test_pointing_at_a_token_follows_it_and_leaving_lets_go(attention, tmp_path)
 def test_the_introduction_names_what_the_reader_can_do(hover, verbs, other, attention, tmp_path):
     """`hover` is Chromium's number of a device that cannot (1) or can (2) point at elements."""
     script = 'document.body.dataset.shown = document.querySelector("p").innerText;'
-    text = page(attention, "Attention").replace("</body>", f"<script>{script}</script></body>")
+    text = page(attention.source, attention.target, attention.weights, "Attention").replace(
+        "</body>", f"<script>{script}</script></body>"
+    )
     flag = f"--blink-settings=primaryHoverType={hover},availableHoverTypes={hover}"
     (shown,) = re.findall(r'data-shown="([^"]*)"', dump(tmp_path, text, "", flag))
     assert all(verb in shown for verb in verbs) and not any(verb in shown for verb in other)
@@ -197,7 +203,7 @@ def test_a_model_without_attention_is_an_error(model_and_tokenizer, tmp_path, mo
 
 def test_kinds_that_a_model_lacks_are_left_out(attention):
     partial = Attention(attention.source, attention.target, {"cross": attention.weights["cross"]})
-    text = page(partial, "Attention")
+    text = page(partial.source, partial.target, partial.weights, "Attention")
     assert '"name":"cross"' in text and '"name":"encoder"' not in text
 
 

@@ -1,12 +1,13 @@
 """The filter `alignment`, which drops pairs whose words are not translations of each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from nmtkit.cleaning.filters.calibration import Error, logistic_regression, noise
-from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter
 from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock
 from nmtkit.cleaning.filters.word_statistics import fit_vocabularies, known_words, stems, word_ids
 from nmtkit.config import Config, option
@@ -43,12 +44,9 @@ class Alignment(Filter):
 
     unit = "probability"
     in_probability = True
+    lowest_setting = "min_alignment"
     min_words = 3
-
-    def __init__(self, config: AlignmentConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_alignment
-        self._tables: list[list[LexicalTable]] = []  # [directions, halves of the sample]
+    _tables: Sequence[list[LexicalTable]] = ()  # [directions, halves of the sample]
 
     def fit(self, sample: TextBlock) -> None:
         if len(sample) < MIN_SAMPLE:
@@ -110,8 +108,7 @@ def line_features(
     half = positions(lengths) >= counts[line, 0]
     sums_of_halves = np.bincount(2 * line + half, evidence, counts.size).reshape(-1, 2)
     halves = sums_of_halves / np.maximum(counts, 1)
-    sums = [
-        np.bincount(line, values, len(lengths)) for values in (np.log(means), np.minimum(evidence, MAX_MEAN_EVIDENCE))
-    ]
+    words = np.log(means), np.minimum(evidence, MAX_MEAN_EVIDENCE)
+    sums = [np.bincount(line, values, len(lengths)) for values in words]
     lower = np.where(lengths < 2, halves[:, 1], halves.min(1))
     return np.array([*(sums / np.maximum(lengths, 1)), lower])

@@ -1,10 +1,11 @@
 """The filter `domain`, which drops pairs that are more probable in the cleaned corpus than in text of a domain."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock
 from nmtkit.cleaning.filters.word_statistics import BigramTable, StemVocabulary, bigrams_of, stems_of
 from nmtkit.config import Config, option
@@ -29,12 +30,9 @@ class Domain(Filter):
     """
 
     unit = "nats per word"
-
-    def __init__(self, config: DomainConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_domain
-        self._vocabularies: list[StemVocabulary] = []
-        self._tables: list[list[BigramTable]] = []  # [sides, corpus and domain]
+    lowest_setting = "min_domain"
+    _vocabularies: Sequence[StemVocabulary] = ()
+    _tables: Sequence[list[BigramTable]] = ()  # [sides, corpus and domain]
 
     def fit(self, sample: TextBlock) -> None:
         """Trains the bigram models. Raises ValueError if the sample or --domain has fewer than 1,000 pairs."""
@@ -50,13 +48,11 @@ class Domain(Filter):
                 f"--domain; each needs at least {MIN_SAMPLE:,} pairs"
             )
         texts = [stems_of(each.rows(np.linspace(0, len(each) - 1, size).astype(np.int64))) for each in (sample, domain)]
-        for side in (0, 1):
-            vocabulary = StemVocabulary([line for text in texts for line in text[side]])
-            ids = (vocabulary.encode(text[side]) for text in texts)
-            self._vocabularies.append(vocabulary)
-            self._tables.append(
-                [BigramTable(bigrams_of(each, vocabulary.size)[0], vocabulary.size + 1) for each in ids]
-            )
+        self._vocabularies = [StemVocabulary([*corpus, *domain]) for corpus, domain in zip(*texts, strict=True)]
+        self._tables = [
+            [BigramTable(vocabulary.encode(lines), vocabulary.size) for lines in side]
+            for vocabulary, *side in zip(self._vocabularies, *texts, strict=True)
+        ]
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block))

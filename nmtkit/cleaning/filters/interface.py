@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from nmtkit.cleaning.filters.text_block import Scores, TextBlock
+from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores, TextBlock
 from nmtkit.config.registry import Registry
 from nmtkit.data.corpora.corpus import Corpus, Pairs
-from nmtkit.data.corpora.dropping import Mask
+from nmtkit.data.corpora.dropping import Mask, first_reasons
 from nmtkit.data.corpora.pairs import pairs
 
 MIN_SAMPLE = 1000  # minimum number of pairs of a sample from which filters learn statistics of languages and words
@@ -36,19 +37,22 @@ class FilterContext:
             yield part if self.mend is None else self.mend(part)
 
 
+@dataclass(eq=False)
 class Limits:
     """Drops a pair if its score is below `lowest` or above `highest`. `unit` is the unit of the score, for charts."""
 
     lowest: float = -np.inf
     highest: float = np.inf
     unit: str = ""
-    in_probability: bool = True  # whether the probability of a pair depends on the score
-
-    def __init__(self, lowest: float = -np.inf, highest: float = np.inf, unit: str = "") -> None:
-        self.lowest, self.highest, self.unit = lowest, highest, unit
+    in_probability: ClassVar[bool] = True  # whether the probability of a pair depends on the score
 
     def drops(self, scores: Scores) -> Mask:
         return (scores < self.lowest) | (scores > self.highest)
+
+
+def first_limits(limits: Iterable[Limits], scores: ScoreMatrix) -> npt.NDArray[np.int16]:
+    """Returns the index of the first limits that drop each pair, or -1 if none do. `scores` is [pairs, limits]."""
+    return first_reasons((each.drops(column) for each, column in zip(limits, scores.T, strict=True)), len(scores))
 
 
 class Filter(Limits, ABC):
@@ -63,9 +67,15 @@ class Filter(Limits, ABC):
     """
 
     in_probability = False
+    lowest_setting: str | None = None  # setting of the config with the limit `lowest`
+    highest_setting: str | None = None  # setting of the config with the limit `highest`
 
     def __init__(self, config: Any, context: FilterContext) -> None:
         self.config, self.context = config, context
+        if self.lowest_setting is not None:
+            self.lowest = getattr(config, self.lowest_setting)
+        if self.highest_setting is not None:
+            self.highest = getattr(config, self.highest_setting)
 
     def fit(self, sample: TextBlock) -> None:
         """Learns statistics of the corpus from a sample of the pairs that all earlier filters keep."""

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
-from nmtkit.data.corpora.dropping import Mask
 from nmtkit.text.language_identification import BatchIdentifier, Identifier, columns_of, identifier
 
 LID_SAMPLE = 10_000  # maximum number of pairs from which the languages of a corpus are found
@@ -91,16 +90,11 @@ class Script(Filter):
     """
 
     unit = "share of letters"
-
-    def __init__(self, config: ScriptConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_script
-        self._usual: list[Mask] = []
+    lowest_setting = "min_script"
 
     def fit(self, sample: TextBlock) -> None:
-        for side in sample.sides:
-            totals = script_counts(side).sum(0)
-            self._usual.append(totals >= 0.05 * max(1, totals.sum()))
+        totals = [script_counts(side).sum(0) for side in sample.sides]
+        self._usual = [counts >= 0.05 * max(1, counts.sum()) for counts in totals]
 
     def score(self, block: TextBlock) -> Scores:
         shares = np.ones(len(block), np.float32)
@@ -137,13 +131,14 @@ def fit_identifier(sample: TextBlock, context: FilterContext) -> None:
     if not isinstance(full, BatchIdentifier) or len(sample) < MIN_SAMPLE:
         return
     rows = np.linspace(0, len(sample) - 1, min(len(sample), LID_SAMPLE)).astype(np.int64).tolist()
-    kept: set[str] = set()
+    kept: set[int] = set()
     for side, code in zip(sample.sides, (context.source_lang, context.target_lang), strict=True):
-        kept.update(full.languages[index] for index in columns_of(full.languages, code))
         probabilities = full.probabilities([side.lines[row] for row in rows])
-        kept.update(full.languages[index] for index in np.unique(probabilities[probabilities.max(1) > 0.3].argmax(1)))
-        kept.update(full.languages[index] for index in np.argsort(-probabilities.sum(0))[:RIVALS])
-    context.shared["identifier"] = full.restricted(kept)
+        sure = probabilities[probabilities.max(1) > 0.3].argmax(1)
+        kept.update(
+            columns_of(full.languages, code), sure.tolist(), np.argsort(-probabilities.sum(0))[:RIVALS].tolist()
+        )
+    context.shared["identifier"] = full.restricted({full.languages[index] for index in kept})
 
 
 def own_words(block: TextBlock) -> tuple[TextSide, TextSide]:
@@ -175,17 +170,12 @@ def languages_of(block: TextBlock, context: FilterContext) -> list[LanguageProba
             other_columns = [column for column in columns_of(model.languages, other) if column not in own_columns]
             own_share, other_share = probabilities[:, own_columns].sum(1), probabilities[:, other_columns].sum(1)
             probabilities[:, own_columns] = 0
-            result.append(
-                LanguageProbabilities(own_share, other_share, probabilities.max(1, initial=0), _letters(side))
-            )
+            rival = probabilities.max(1, initial=0)
+            letters = side.sums((side.codes > 0xBF) | ((side.codes | 32) - ord("a") < 26))
+            result.append(LanguageProbabilities(own_share, other_share, rival, letters))
         block.shared["languages"] = result
     languages: list[LanguageProbabilities] = block.shared["languages"]
     return languages
-
-
-def _letters(side: TextSide) -> Counts:
-    codes = side.codes
-    return side.sums((codes > 0xBF) | ((codes | 32) - ord("a") < 26))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +198,7 @@ class ExpectedLanguage(Filter):
     """
 
     unit = "difference of probabilities"
-
-    def __init__(self, config: LanguageConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_language
+    lowest_setting = "min_language"
 
     def fit(self, sample: TextBlock) -> None:
         fit_identifier(sample, self.context)

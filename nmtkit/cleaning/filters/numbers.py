@@ -66,7 +66,10 @@ def readings(line: str) -> list[list[NumberReading]]:
     """
     line = ascii_digits(unicodedata.normalize("NFC", line))
     composites = [(match.span(), value) for match, value in _composites(line)]
-    found = [(span, [_written(line, span), NumberReading([value])]) for span, value in _largest(composites)]
+    found = [
+        (span, [NumberReading(digits_of(line[slice(*span)])), NumberReading([value])])
+        for span, value in _largest(composites)
+    ]
     taken = [(0, 0), *(span for span, _ in found)]
     for match in _NUMBER.finditer(line):
         if match.start() >= taken[bisect(taken, match.start(), key=itemgetter(0)) - 1][1]:
@@ -98,10 +101,6 @@ def _largest(composites: list[tuple[tuple[int, int], str]]) -> list[tuple[tuple[
         if not kept or each[0][0] >= kept[-1][0][1]:
             kept.append(each)
     return kept
-
-
-def _written(line: str, span: tuple[int, int]) -> NumberReading:
-    return NumberReading(map(significant, _NUMBER.findall(line[slice(*span)])))
 
 
 def _value(text: str) -> Decimal:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from nmtkit.cleaning.filters.interface import FILTERS, Filter, FilterContext
 from nmtkit.cleaning.filters.numbers import ascii_digits, digits_of, other_numbers, readings
-from nmtkit.cleaning.filters.text_block import Scores, TextBlock, TextSide
+from nmtkit.cleaning.filters.text_block import Scores, TextBlock
 from nmtkit.config import Config, option
-from nmtkit.data.corpora.dropping import Hashes, contained
+from nmtkit.data.corpora.dropping import contained
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]{1,64}+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
@@ -43,6 +43,19 @@ class YesNoFilter(Filter):
         return np.fromiter(map(self.matches, source, target), np.float32, len(block))
 
 
+class DisjointFilter(YesNoFilter):
+    """Drops a pair if both sides have items of a kind, such as addresses, and no item is on both sides."""
+
+    @abstractmethod
+    def found(self, line: str) -> set[str]:
+        """Returns the items of a line."""
+
+    def matches(self, source: str, target: str) -> bool:
+        first = self.found(source)
+        second = self.found(target) if first else first
+        return bool(second) and first.isdisjoint(second)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmptyConfig(Config):
     min_characters: int = option(
@@ -58,10 +71,7 @@ class Empty(Filter):
     """
 
     unit = "characters"
-
-    def __init__(self, config: EmptyConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_characters
+    lowest_setting = "min_characters"
 
     def score(self, block: TextBlock) -> Scores:
         sides = [side.characters - side.sums((side.codes == ord(" ")) | (side.codes == 0xA0)) for side in block.sides]
@@ -80,10 +90,7 @@ class Length(Filter):
     """The number of characters of the longer side."""
 
     unit = "characters"
-
-    def __init__(self, config: LengthConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.highest = config.max_characters
+    highest_setting = "max_characters"
 
     def score(self, block: TextBlock) -> Scores:
         return np.maximum(*(side.characters for side in block.sides)).astype(np.float32)
@@ -144,9 +151,8 @@ class LengthRatio(Filter):
 @dataclass(frozen=True, kw_only=True)
 class CopyConfig(Config):
     max_copied: float = option(
-        0.75, "drop pairs if more than this share of the lower-case words is on both sides", above=0,
-        max=1,
-    )  # fmt: skip
+        0.75, "drop pairs if more than this share of the lower-case words is on both sides", above=0, max=1
+    )
 
 
 @FILTERS.register("copy", CopyConfig())
@@ -163,10 +169,7 @@ class Copy(Filter):
     """
 
     unit = "share of words"
-
-    def __init__(self, config: CopyConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.highest = config.max_copied
+    highest_setting = "max_copied"
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
@@ -239,35 +242,22 @@ def _alike(first: str, second: str) -> bool:
 
 
 @FILTERS.register("urls", Config())
-class Urls(YesNoFilter):
+class Urls(DisjointFilter):
     """1 if both sides have web or e-mail addresses and no host or address is the same, otherwise 0."""
 
-    def matches(self, source: str, target: str) -> bool:
-        first = _hosts(source)
-        second = _hosts(target) if first else first
-        return bool(second) and first.isdisjoint(second)
-
-
-def _hosts(line: str) -> set[str]:
-    """Returns the hosts of the web addresses of a line, and the e-mail addresses."""
-    if not ("//" in line or "www." in line or "@" in line):
-        return set()
-    addresses = map(str.lower, _URL.findall(line))
-    return {re.sub(r"^(?:https?://)?(?:www\.)?", "", address).rstrip(".-") for address in addresses}
+    def found(self, line: str) -> set[str]:
+        if not ("//" in line or "www." in line or "@" in line):
+            return set()
+        addresses = map(str.lower, _URL.findall(line))
+        return {re.sub(r"^(?:https?://)?(?:www\.)?", "", address).rstrip(".-") for address in addresses}
 
 
 @FILTERS.register("currencies", Config())
-class Currencies(YesNoFilter):
+class Currencies(DisjointFilter):
     """1 if both sides have currencies and no currency is the same, otherwise 0."""
 
-    def matches(self, source: str, target: str) -> bool:
-        first = _currencies(source)
-        second = _currencies(target) if first else first
-        return bool(second) and first.isdisjoint(second)
-
-
-def _currencies(line: str) -> set[str]:
-    return {_CURRENCIES.get(each, each) for each in _CURRENCY.findall(line)}
+    def found(self, line: str) -> set[str]:
+        return {_CURRENCIES.get(each, each) for each in _CURRENCY.findall(line)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,10 +276,7 @@ class Repetition(Filter):
     """
 
     unit = "share of sequences"
-
-    def __init__(self, config: RepetitionConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.highest = config.max_repetition
+    highest_setting = "max_repetition"
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
@@ -330,11 +317,9 @@ class Overlap(Filter):
 
     def __init__(self, config: Config, context: FilterContext) -> None:
         super().__init__(config, context)
-        keys: list[list[Hashes]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
-        for part in context.pairs(context.exclude):
-            for index, lines in enumerate((part.sources, part.targets)):
-                keys[index].append(TextSide(lines).keys)
-        self._keys = [np.unique(np.concatenate(part)) for part in keys]
+        parts = (TextBlock(part.sources, part.targets).keys for part in context.pairs(context.exclude))
+        keys = np.concatenate([np.empty((0, 2), np.uint64), *parts])
+        self._keys = [np.unique(column) for column in keys.T]
 
     def score(self, block: TextBlock) -> Scores:
         if not len(self._keys[0]):

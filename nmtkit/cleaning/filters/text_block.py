@@ -49,7 +49,6 @@ class TextSide:
 
     @cached_property
     def codes(self) -> npt.NDArray[np.uint32]:
-        """The code points of the text."""
         return np.frombuffer(self.text.encode("utf-32-le"), np.uint32)
 
     @cached_property
@@ -63,7 +62,6 @@ class TextSide:
 
     @cached_property
     def characters(self) -> Counts:
-        """The number of characters of each line."""
         return self.ends - self.starts - 1
 
     def sums(self, values: npt.NDArray[Any]) -> Counts:
@@ -118,6 +116,11 @@ class TextBlock:
 
     def __len__(self) -> int:
         return len(self.sides[0])
+
+    @property
+    def keys(self) -> Hashes:
+        """The hashes of the normalized source and target of each pair: [pairs, 2]."""
+        return np.column_stack([side.keys for side in self.sides])
 
     @cached_property
     def words(self) -> PairWords:

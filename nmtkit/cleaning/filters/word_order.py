@@ -1,11 +1,12 @@
 """The filter `word_order`, which drops pairs if the order of the words of a side is unusual in the corpus."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter
 from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock
 from nmtkit.cleaning.filters.word_statistics import BigramTable, bigrams_of, fit_vocabularies, word_ids
 from nmtkit.config import Config, option
@@ -36,13 +37,9 @@ class WordOrder(Filter):
 
     unit = "log ratio / √bigrams"
     in_probability = True
+    lowest_setting = "min_word_order"
     min_bigrams = 4
-
-    def __init__(self, config: WordOrderConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_word_order
-        self._tables: list[list[BigramTable]] = []  # [sides, halves of the sample]
-        self._sample_means = [0.0, 0.0]  # mean score of each side
+    _tables: Sequence[list[BigramTable]] = ()  # [sides, halves of the sample]
 
     def fit(self, sample: TextBlock) -> None:
         if len(sample) < MIN_SAMPLE:
@@ -51,14 +48,14 @@ class WordOrder(Filter):
         sides = word_ids(sample, self._vocabularies)
         rows = np.arange(len(sample))
         self._tables = [
-            [BigramTable(bigrams_of(side.rows(half), vocabulary.size)[0], vocabulary.size + 1)
-             for half in (rows[::2], rows[1::2])]
+            [BigramTable(side.rows(half), vocabulary.size) for half in (rows[::2], rows[1::2])]
             for side, vocabulary in zip(sides, self._vocabularies, strict=True)
-        ]  # fmt: skip
+        ]
+        self._sample_means = []  # mean score of each side
         for index, side in enumerate(sides):
             scores, counts = self._side_scores(index, side)
             long_enough = scores[counts >= self.min_bigrams]
-            self._sample_means[index] = float(long_enough.mean()) if len(long_enough) else 0.0
+            self._sample_means.append(float(long_enough.mean()) if len(long_enough) else 0.0)
 
     def _side_scores(self, index: int, side: Encoded) -> tuple[npt.NDArray[np.float64], Counts]:
         """Returns the score and the number of bigrams of each line of side `index`, which is 0 for the source."""

@@ -91,13 +91,15 @@ def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[Encod
 
 
 class BigramTable:
-    """Probabilities of a word given the previous word, from `bigrams` [2, bigrams] of word ids below `size`.
+    """Probabilities of a word given the previous word, from the lines of `side`. `boundary` is as in `bigrams_of`.
 
     Seen bigrams give a part of their counts to unseen bigrams (absolute discounting, Ney et al. 1994).
     """
 
-    def __init__(self, bigrams: Counts, size: int) -> None:
+    def __init__(self, side: Encoded, boundary: int) -> None:
+        bigrams, _ = bigrams_of(side, boundary)
         first, second = bigrams
+        size = boundary + 1
         self._size, self._total = size, bigrams.shape[1]
         self._keys, self._counts = np.unique(first * size + second, return_counts=True)
         self._first, self._second = (np.bincount(words, minlength=size) for words in bigrams)
