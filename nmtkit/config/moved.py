@@ -84,6 +84,7 @@ MOVED = {
     "training.adafactor": "training.optimizers.adafactor",
     **{f"training.{name}": f"experiments.{name}" for name in ("comparison", "estimate", "inspection", "sweep")},
     **{f"training.comparison_{name}": "experiments.comparison_output" for name in ("curves", "page")},
+    **{f"training.optimizers.{name}": "training.optimizers.elementwise" for name in ("lion", "schedule_free")},
     "training.new_pieces": "training.initial_weights",
     "training.differences": "training.resume",
     "training.progress": "training.run_log",

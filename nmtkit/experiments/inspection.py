@@ -279,7 +279,7 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
     if dataset.directions and not known:
         languages = dataset.tokenizer.language_flags(dataset.directions[0].source, dataset.directions[0].target)
     use = generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
-    if not getattr(job.components["architecture"].config, "reads_source", True):
+    if not job.reads_source:
         target = dataset.directions[0].target if dataset.directions else dataset.target_language
         languages = language_model_flags(dataset.tokenizer, target)
         text = f"text.{target or dataset.target_lang}"

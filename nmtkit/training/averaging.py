@@ -5,7 +5,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from nmtkit.jobs import progress
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints
 from nmtkit.training.metrics import Objective, conditions_of
+from nmtkit.training.optimizers.interface import exchanged
 
 
 @runtime_checkable
@@ -51,20 +52,9 @@ class MovingAverage:
         """Sets the means to the current weights."""
         torch._foreach_copy_(self.means, self.weights)
 
-    @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
         """The context in which the model has the means as its weights. Afterwards, the weights are restored."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for weight, mean in zip(self.weights, self.means, strict=True):
-            held = weight.clone()
-            weight.copy_(mean)
-            mean.copy_(held)
+        return exchanged(list(zip(self.weights, self.means, strict=True)))
 
 
 # --- checkpoints (Vaswani et al. 2017, section 6.1) -------------------------------------------------------------------
@@ -80,21 +70,16 @@ def choose(inputs: Sequence[Path], *, last: int | None, best: int | None, metric
     """
     if last is not None and best is not None:
         raise ValueError("--last and --best both choose the checkpoints; give only one")
-    for flag, count in (("--last", last), ("--best", best)):
-        if count is not None and count < 1:
-            raise ValueError(f"{flag} is {count}; it must be at least 1")
-    selects = last is not None or best is not None
-    if selects and len(inputs) > 1:
-        raise ValueError(
-            f"--last and --best choose among the checkpoints of a single folder; {len(inputs)} paths were given"
-        )
-    if not selects and len(inputs) == 1 and inputs[0].is_dir():
-        raise ValueError(f"{inputs[0]} is a folder; choose its checkpoints with --last N or --best N")
-    if last is not None:
-        return last_of(inputs[0], last)
-    if best is not None:
-        return best_of(inputs[0], best, metric)
-    return [checkpoint_of(path) for path in inputs]
+    count = last if best is None else best
+    if count is None:
+        if len(inputs) == 1 and inputs[0].is_dir():
+            raise ValueError(f"{inputs[0]} is a folder; choose its checkpoints with --last N or --best N")
+        return [checkpoint_of(path) for path in inputs]
+    if count < 1:
+        raise ValueError(f"{'--last' if best is None else '--best'} is {count}; it must be at least 1")
+    if len(inputs) > 1:
+        raise ValueError(f"--last and --best choose among the checkpoints of one folder; {len(inputs)} paths are given")
+    return last_of(inputs[0], count) if best is None else best_of(inputs[0], count, metric)
 
 
 def write(paths: list[Path], output: Path) -> None:

@@ -95,7 +95,6 @@ class Callback:
 
 CALLBACKS: Registry[Callback] = Registry("callback", "--callbacks", several=True)
 
-
 HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "load_state")
 
 
@@ -116,29 +115,19 @@ def hook_mistakes(callback: Callback) -> list[str]:
                 f"{cls.__name__}.{hook} does not take the arguments of the hook; write {hook}(self"
                 f"{''.join(f', {name}' for name in arguments)})"
             ) from None
-    methods = dict(_own_functions(cls))
+    functions = inspect.getmembers(cls, inspect.isfunction)
+    methods = {name: function for name, function in functions if function is not getattr(Callback, name, None)}
     used = {name for function in methods.values() for name in function.__code__.co_names}
     mistakes = []
     for name in methods:
         helper = name.startswith("_") or name in used or hasattr(Callback, name)
-        nearest = None if helper else _nearest_hook(name)
-        if nearest:
-            mistakes.append(f"{cls.__name__}.{name} is not a hook, so no run calls it; did you mean {nearest}?")
+        contained = [word for word in name.split("_") if word in HOOKS]  # such as validation in on_validation_end
+        similar = contained or difflib.get_close_matches(name, HOOKS, 1, 0.7)
+        if similar and not helper:
+            mistakes.append(f"{cls.__name__}.{name} is not a hook, so no run calls it; did you mean {similar[0]}?")
     if not mistakes and not any(hook in methods or hook in vars(callback) for hook in HOOKS):
         mistakes.append(f"{cls.__name__} overrides no hook, so it has no effect; the hooks are {', '.join(HOOKS)}")
     return mistakes
-
-
-def _own_functions(cls: type) -> Iterator[tuple[str, Any]]:
-    for base in reversed(cls.__mro__):
-        if base not in (object, Callback):
-            yield from ((name, value) for name, value in vars(base).items() if inspect.isfunction(value))
-
-
-def _nearest_hook(name: str) -> str | None:
-    """Returns the hook that a method name contains (validation in on_validation_end), or else the most similar hook."""
-    words = [word for word in name.split("_") if word in HOOKS]
-    return words[0] if words else next(iter(difflib.get_close_matches(name, HOOKS, 1, 0.7)), None)
 
 
 class CallbackList:
@@ -189,12 +178,12 @@ class CallbackList:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def asked(self) -> tuple[bool, bool, bool]:
-        """Returns whether this rank asks to stop, to validate and to save. Clears the requests to validate and save."""
+    def asked(self) -> dict[str, bool]:
+        """Returns the requests of this rank by field of `Requests`. Clears the requests to validate and save."""
         run = self.run
-        asked = run.stop_reason is not None, run.validation_asked, run.checkpoint_asked
+        stops, validates, saves = run.stop_reason is not None, run.validation_asked, run.checkpoint_asked
         run.validation_asked = run.checkpoint_asked = False
-        return asked
+        return {"callback_stops": stops, "callback_validates": validates, "callback_saves": saves}
 
     def agreed_stop_reason(self) -> str | None:
         """Returns the stop reason of the lowest rank that has a reason. Every rank must call this method."""
@@ -208,10 +197,7 @@ class CallbackList:
         states = {name: callback.state() for name, callback in self.active.items()}
         for name, state in states.items():
             if not _is_plain(state):
-                raise ValueError(
-                    f"the state of callback {name} is {state!r:.200}; it must be a dict of numbers, texts, lists, "
-                    "dicts and tensors"
-                )
+                raise ValueError(f"callback {name} has the state {state!r:.200}, not a dict of plain values or tensors")
         return self.others | {name: state for name, state in states.items() if state}
 
     def load_state(self, states: Mapping[str, dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import platform
 import re
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nmtkit.config.files import sync_folder
@@ -29,11 +30,13 @@ def file_name(update: int) -> str:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a run, oldest first."""
-    by_update = [(int(match[1]), path) for path in folder.iterdir() if (match := NUMBERED.fullmatch(path.name))]
+    """Returns the checkpoints of a run, oldest first. Without the folder, there are none."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    by_update = [(int(match[1]), path) for path in paths if (match := NUMBERED.fullmatch(path.name))]
     return [path for _, path in sorted(by_update)]
 
 
+@dataclass(eq=False)
 class CheckpointManager:
     """Writes checkpoints into `folder`. Removes checkpoints that are neither among the last nor among the best.
 
@@ -41,14 +44,13 @@ class CheckpointManager:
     `RESUMABLE` checkpoints are always kept.
     """
 
-    def __init__(self, folder: Path, keep_last: int | None, keep_best: int, objective: Objective) -> None:
-        self.folder = folder
-        self.keep_last = keep_last
-        self.keep_best = keep_best
-        self.objective = objective
-        self.objectives: dict[str, float] = {}  # file name -> validation score, lower is better
-        self.scheduled: set[str] = set()  # names of the files that were saved at the intervals of the run
-        self.locked: FolderLock | None = None
+    folder: Path
+    keep_last: int | None
+    keep_best: int
+    objective: Objective
+    objectives: dict[str, float] = field(default_factory=dict)  # file name -> validation score, lower is better
+    scheduled: set[str] = field(default_factory=set)  # names of the files that were saved at the intervals of the run
+    locked: FolderLock | None = None
 
     def open(self) -> None:
         """Prepares the folder of a run: locks it, removes incomplete files, and reads scores of intact checkpoints.
@@ -60,9 +62,7 @@ class CheckpointManager:
         contents = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
         run_files = ("config.toml", "log.jsonl")
         if contents and not any(NUMBERED.fullmatch(path.name) or path.name in run_files for path in contents):
-            raise ValueError(
-                f"--save-dir {self.folder} holds something other than a run; give an empty or a new folder"
-            )
+            raise ValueError(f"--save-dir {self.folder} holds something other than a run; give an empty or new folder")
         self.lock()
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ class CheckpointManager:
 
         Skips damaged files with a warning. Raises ValueError if there are checkpoints, but no run can resume from them.
         """
-        paths = numbered(self.folder) if self.folder.is_dir() else []
+        paths = numbered(self.folder)
         for path in reversed(paths):
             try:
                 contents = checkpoint_file.read(path)
@@ -151,10 +151,6 @@ class CheckpointManager:
             newest = self.newest()
         path = distributed.broadcast(newest[0] if newest else None)
         return newest if path is None or newest else (path, checkpoint_file.read(path))
-
-    def best_value(self) -> float | None:
-        """Returns the objective value of the best checkpoint of rank 0, if any. Every rank must call this method."""
-        return distributed.broadcast(min(self.objectives.values(), default=None))
 
     def is_best(self, value: float) -> bool:
         """Returns whether a checkpoint with this objective value would be one of the best. Lower is better.
@@ -183,10 +179,8 @@ class CheckpointManager:
 
     def _prune(self, best: list[str]) -> None:
         paths = numbered(self.folder)
-        last = paths
-        if self.keep_last is not None:
-            scheduled = [path for path in paths if path.name in self.scheduled]
-            last = (scheduled or paths)[-self.keep_last :]
+        counted = [path for path in paths if path.name in self.scheduled] or paths
+        last = paths if self.keep_last is None else counted[-self.keep_last :]
         for path in paths[:-RESUMABLE]:
             if path in last or path.name in best:
                 drop_training_state(path)

@@ -99,12 +99,15 @@ class JobConfig:
         if self.has_own_metrics and not may_validate:
             raise ValueError(f"--metrics does nothing without {' or '.join(VALIDATION)}")
         metrics = self.metrics()
-        objective(self.run.best_checkpoint_metric, metrics, self.run.valid_subset[1:])
-        beam = changed_flags(self.run) & {"--valid-beam"}
-        if beam and not any(metric.translates for metric in metrics.values()):
+        translating = [name for name, metric in metrics.items() if metric.translates]
+        if translating and not self.reads_source:
             raise ValueError(
-                "--valid-beam does nothing without a metric that scores translations, such as --metrics bleu"
+                f"--metrics {translating[0]} scores translations, and a language model does not translate; leave it "
+                "out: validations report the perplexity"
             )
+        objective(self.run.best_checkpoint_metric, metrics, self.run.valid_subset[1:])
+        if "--valid-beam" in changed_flags(self.run) and not translating:
+            raise ValueError("--valid-beam does nothing without a metric that scores translations, like --metrics bleu")
 
     @staticmethod
     def read(
@@ -119,7 +122,7 @@ class JobConfig:
         `names` and `plugins` are flags as in `ConfigFile.components`. `settings` has all other flags by field name.
         Flags override the file, and `data` overrides the dataset of the file. Raises OSError or ValueError.
         """
-        source, settings = ConfigFile(file), settings or {}
+        source, names, settings = ConfigFile(file), names or {}, settings or {}
         components = source.components(names, plugins, settings)
         classes = [type(component.config) for component in components.values()]
         run_flags, *parts, _ = split_settings(settings, RunConfig, *classes)
@@ -130,14 +133,20 @@ class JobConfig:
                 in_file.pop(other, None)
         run = derive(RunConfig(), in_file | run_flags, source.origin if in_file else COMMAND_LINE)
         components = {
-            table: Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
+            table: dataclasses.replace(component, config=derive(component.config, changes, COMMAND_LINE))
             for (table, component), changes in zip(components.items(), parts, strict=True)
         }
-        if not getattr(components["architecture"].config, "reads_source", True):
-            chosen = source.names_metrics or (names or {}).get("metrics") is not None
-            components = _without_translations(components, chosen)
+        has_metrics = "metrics" in source.run or names.get("metrics") is not None
+        if not has_metrics and not getattr(components["architecture"].config, "reads_source", True):
+            # the default metrics score translations, and a language model does not translate
+            components = {table: each for table, each in components.items() if kind_of(table) != "metrics"}
         source.warn_of_lost_settings(components, settings)
         return JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
+
+    @property
+    def reads_source(self) -> bool:
+        """False for a language model."""
+        return getattr(self.components["architecture"].config, "reads_source", True)
 
     @property
     def schedule_follows_validations(self) -> bool:
@@ -178,7 +187,11 @@ class JobConfig:
 
     def metrics(self) -> dict[str, Metric]:
         """Returns new metrics by name. Raises ValueError or ImportError if a metric rejects its settings."""
-        return {chosen.name: METRICS[chosen.name].factory(chosen.config) for chosen in self.chosen("metrics")}
+        return self.built("metrics")
+
+    def built(self, kind: str, *arguments: Any) -> dict[str, Any]:
+        """Returns new components of a kind by name. The factories get the config and the `arguments`."""
+        return {each.name: REGISTRIES[kind][each.name].factory(each.config, *arguments) for each in self.chosen(kind)}
 
     def chosen(self, kind: str) -> list[Component]:
         """Returns the components of a kind, in the order of their names on the command line."""
@@ -202,9 +215,8 @@ class JobConfig:
         run |= plain(self.run)
         if self.plugins:
             run["plugin"] = [located(name) if name.endswith(".py") else name for name in self.plugins]
+        run |= {kind: [component.name for component in self.chosen(kind)] for kind in SEVERAL}
         tables = {"run": run}
-        for kind in SEVERAL:
-            run[kind] = [component.name for component in self.chosen(kind)]
         for table, component in self.components.items():
             named = {} if REGISTRIES[kind_of(table)].several else {"name": component.name}
             if settings := named | plain(component.config):
@@ -227,24 +239,6 @@ def _is_run(folder: Path) -> bool:
     return (folder / "last.pt").exists()
 
 
-def _without_translations(components: dict[str, Component], chosen: bool) -> dict[str, Component]:
-    """Returns the components of a language model: `components` without the default metrics, which score translations.
-
-    `chosen` says whether the user has chosen the metrics. Chosen metrics are kept. Raises ValueError if a chosen metric
-    scores translations.
-    """
-    metrics = {table: component for table, component in components.items() if kind_of(table) == "metrics"}
-    if not chosen:
-        return {table: component for table, component in components.items() if table not in metrics}
-    for component in metrics.values():
-        if METRICS[component.name].factory(component.config).translates:
-            raise ValueError(
-                f"--metrics {component.name} scores translations, and a language model does not translate; leave it "
-                "out: validations report the perplexity"
-            )
-    return components
-
-
 def table_of(kind: str, name: str) -> str:
     """Returns the title of the TOML table of a component, such as "optimizer" or "metrics.bleu"."""
     return f"{kind}.{name}" if REGISTRIES[kind].several else kind
@@ -263,7 +257,6 @@ class ConfigFile:
         self.folder = path.parent if path else Path()
         self.tables = read_tables(path) if path else {}
         self.run = self.tables.get("run", {})
-        self.names_metrics = "metrics" in self.run
 
     @property
     def data(self) -> Path | None:
@@ -307,10 +300,7 @@ class ConfigFile:
                 _warn_once(f"{self.origin}: settings for {name} are not used with {now}: {', '.join(lost)} of [{kind}]")
 
     def components(
-        self,
-        names: Mapping[str, str | None] | None = None,
-        plugins: Sequence[str] = (),
-        flags: Mapping[str, Any] | None = None,
+        self, names: Mapping[str, str | None], plugins: Sequence[str], flags: Mapping[str, Any]
     ) -> dict[str, Component]:
         """Loads the plug-ins and returns the components by TOML table, with the settings of the file.
 
@@ -326,20 +316,17 @@ class ConfigFile:
         load_plugins(self.plugins(plugins))
         components: dict[str, Component] = {}
         for kind in REGISTRIES:
-            components |= self._components_of(kind, (names or {}).get(kind))
-        settings = self.run_settings() | dict(flags or {})
+            components |= self._components_of(kind, names.get(kind))
+        settings = self.run_settings() | dict(flags)
         start = _converted(settings.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
-        if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
-            name = "--finetune-from" if "finetune_from" in (flags or {}) else f"{self.origin}: finetune_from of [run]:"
+        if start and not names.get("architecture") and "architecture" not in self.tables:
+            name = "--finetune-from" if "finetune_from" in flags else f"{self.origin}: finetune_from of [run]:"
             if not start.exists() and _is_run(folder := Path(settings.get("save_dir", RunConfig.save_dir))):
                 start = folder / "last.pt"
             check_readable(start, name, several=False)
             components["architecture"] = architecture_of(checkpoint_of(start))
-        titles = {
-            f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
-            for table, component in components.items()
-        }
-        check_no_collisions({"the run": RunConfig()} | titles)
+        titled = {f"{REGISTRIES[kind_of(table)].kind} {each.name}": each.config for table, each in components.items()}
+        check_no_collisions({"the run": RunConfig()} | titled)
         return components
 
     def _components_of(self, kind: str, typed: str | None) -> dict[str, Component]:
@@ -364,13 +351,11 @@ class ConfigFile:
             raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} repeats a name")
         chosen = {}
         for name in names:
-            entry, table = REGISTRIES[kind][name], table_of(kind, name)
-            settings = {}
-            if several or name in in_file:
-                settings = {key: value for key, value in tables.get(table, {}).items() if several or key != "name"}
-            settings = in_folder(settings, type(entry.preset), self.folder)
-            config = derive(entry.preset, settings, f"{self.origin}: [{table}]") if settings else entry.preset
-            chosen[table] = Component(name=name, config=config)
+            preset, table = REGISTRIES[kind][name].preset, table_of(kind, name)
+            written = tables.get(table, {}) if several or name in in_file else {}
+            settings = {key: value for key, value in written.items() if several or key != "name"}
+            settings = in_folder(settings, type(preset), self.folder)
+            chosen[table] = Component(name=name, config=derive(preset, settings, f"{self.origin}: [{table}]"))
         return chosen
 
 
@@ -425,12 +410,9 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
                     f"{path}: {key!r} is in [{kind}]; put settings into [{kind}.NAME], and names into "
                     f'{kind} = ["NAME"] in [run]'
                 )
-            _add_settings(tables.setdefault(name, {}), settings, f"[{name}]", path)
+            added = tables.setdefault(name, {})
+            for key, value in settings.items():
+                if (key := key.replace("-", "_")) in added:
+                    raise ValueError(f"{path}: {key!r} occurs twice in [{name}]")
+                added[key] = value
     return tables
-
-
-def _add_settings(table: dict[str, Any], settings: Mapping[str, Any], title: str, path: Path) -> None:
-    for key, value in settings.items():
-        if (key := key.replace("-", "_")) in table:
-            raise ValueError(f"{path}: {key!r} occurs twice in {title}")
-        table[key] = value

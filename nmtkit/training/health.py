@@ -49,9 +49,9 @@ class TrainingHealth:
 
     def __init__(self, job: JobConfig, train: Split, fresh: bool, *, done: int = 0, schedule_start: int = 0) -> None:
         self.save_dir = job.run.save_dir
-        self.highest = None if job.run.finetune_from else math.log(train.tokenizer.target_size) + DIVERGED_EXCESS
-        self.good_until = done  # update of the newest log line with a loss of at most `highest`, or of the start
         self.uniform = math.log(train.tokenizer.target_size)
+        self.highest = None if job.run.finetune_from else self.uniform + DIVERGED_EXCESS
+        self.good_until = done  # update of the newest log line with a loss of at most `highest`, or of the start
         self.entropy = target_entropy(train)
         warmup = getattr(job.components["lr-scheduler"].config, "warmup_updates", 0)
         self.settled = schedule_start + max(SETTLED, warmup or 0)
@@ -70,16 +70,12 @@ class TrainingHealth:
             if nll > self.uniform + FIRST_EXCESS:
                 self.highest = None
                 log.warning(
-                    "the first update has %s, but uniform guesses among all pieces have %s: "
-                    "check the initial weights of the model (the scale of embeddings and output projection)",
-                    *(shown(nll), shown(self.uniform)),
+                    f"the first update has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: check the "
+                    "initial weights of the model (the scale of embeddings and output projection)"
                 )
 
-    def stop_if_diverged(self, record: Mapping[str, Any]) -> None:
-        """Raises DivergedError if the losses of many updates are far too high."""
-        if "ppl" not in record:
-            return
-        nll, update = math.log(record["ppl"]), record["update"]
+    def stop_if_diverged(self, update: int, nll: float) -> None:
+        """Raises DivergedError if the losses of many updates are far too high. `nll` is the loss of a log line."""
         if self.highest is None:
             self.highest = max(self.uniform, nll) + DIVERGED_EXCESS
         if nll <= self.highest:
@@ -95,45 +91,45 @@ class TrainingHealth:
         self._warn_of_divergence(update, nll)
 
     def _warn_of_divergence(self, update: int, nll: float) -> None:
+        self._advise(
+            f"update {update} has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: the run diverges, and "
+            f"ends after {DIVERGED_UPDATES} consecutive updates with such losses."
+        )
+
+    def _advise(self, warning: str, other: str = "--clip-norm 1") -> None:
+        """Shows a warning with advice about the learning rate and the setting `other`. Does nothing the second time."""
         if self.rate_due:
             self.rate_due = False
-            log.warning(
-                "update %d has %s, but uniform guesses have %s: the run diverges, and ends after %d consecutive "
-                "updates with such losses. Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
-                *(update, shown(nll), shown(self.uniform), DIVERGED_UPDATES),
-            )
+            log.warning("%s Try a lower --lr, a longer --warmup-updates, or %s", warning, other)
 
     def _good_checkpoint(self) -> str:
         """Returns a sentence about the newest checkpoint from before the divergence."""
         newest = file_name(self.good_until)
-        good = [path for path in numbered(self.save_dir) if path.name <= newest] if self.save_dir.is_dir() else []
-        if not good:
-            return "No checkpoint is from before the divergence."
-        return f"The newest checkpoint from before the divergence is {good[-1]}."
+        for path in reversed(numbered(self.save_dir)):
+            if path.name <= newest:
+                return f"The newest checkpoint from before the divergence is {path}."
+        return "No checkpoint is from before the divergence."
 
     def after_log_line(self, record: Mapping[str, Any]) -> None:
-        """Checks the mean loss since the previous log line."""
+        """Checks the mean loss since the previous log line. Raises DivergedError if the run has diverged."""
         if "ppl" not in record:
             return
         nll, update = math.log(record["ppl"]), record["update"]
+        self.stop_if_diverged(update, nll)
         began, before = self.logged or (0, math.inf)
         self.logged = update, nll
-        if not self.rate_due or began < self.settled:
+        if began < self.settled:
             return
         if nll > self.uniform:
-            self.rate_due = False
-            log.warning(
-                "update %d has %s, above %s of uniform guesses, although warm-up is over: is the learning rate too "
-                "high? Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
-                *(update, shown(nll), shown(self.uniform)),
+            self._advise(
+                f"update {update} has {shown(nll)}, above {shown(self.uniform)} of uniform guesses, although warm-up "
+                "is over: is the learning rate too high?"
             )
         elif before - nll < PROGRESS and nll > self.entropy - PLATEAU:
-            self.rate_due = False
-            log.warning(
-                "update %d has %s, and the loss hardly falls: a model that knows only the frequencies of the target "
-                "pieces has %s. Try a lower --lr, a longer --warmup-updates, or --pre-norm if the architecture has "
-                "this option",
-                *(update, shown(nll), shown(self.entropy)),
+            self._advise(
+                f"update {update} has {shown(nll)}, and the loss hardly falls: a model that knows only the frequencies "
+                f"of the target pieces has {shown(self.entropy)}.",
+                "--pre-norm if the architecture has this option",
             )
 
     def after_validation(self, update: int, scores: Mapping[str, float]) -> None:
@@ -143,19 +139,18 @@ class TrainingHealth:
         """
         if not self.valid_due or "ppl" not in scores:
             return
+        nll = math.log(scores["ppl"])
         if self.logged is None:
-            if self.highest is not None and math.log(scores["ppl"]) > self.highest:
-                self._warn_of_divergence(update, math.log(scores["ppl"]))
+            if self.highest is not None and nll > self.highest:
+                self._warn_of_divergence(update, nll)
             return
         self.valid_due = False
         if self.highest is not None and self.logged[1] > self.highest:
             return  # the run diverges, so the data is probably not the cause
-        nll = math.log(scores["ppl"])
         if nll > self.logged[1] + VALID_EXCESS:
             log.warning(
-                "the first validation has %s, but training has %s: do the valid set and the training set have the same "
-                "languages and direction? `nmtkit inspect DATA --verify` shows pairs of each set",
-                *(shown(nll), shown(self.logged[1])),
+                f"the first validation has {shown(nll)}, but training has {shown(self.logged[1])}: do both sets have "
+                "the same languages and direction? `nmtkit inspect DATA --verify` shows pairs of each set"
             )
 
 

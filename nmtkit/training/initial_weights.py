@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.formats.vocabulary import HIDDEN
 
 SideName = Literal["source", "target"]
+PieceWeights = tuple[Tensor, Tensor, int, SideName, SideName]  # old and new tensor, axis of pieces, new and old side
 Spelling = tuple[int, ...]  # ids of the pieces of the checkpoint that spell a new piece; empty: they cannot spell it
 
 log = logging.getLogger("nmtkit")
@@ -39,7 +41,7 @@ def start_from(
 ) -> dict[SideName, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
-    For the weights of pieces, see `VocabularyChange`. If `relative` is given, tokens of new languages start from the
+    For the weights of pieces, see `copy_rows`. If `relative` is given, tokens of new languages start from the
     token of this language. The model also gets the shortlist of the checkpoint, unless the vocabularies differ.
 
     If `partial` is true, parameters that the checkpoint does not have, or has with another shape, keep their initial
@@ -63,17 +65,23 @@ def start_from(
         model.shortlist = contents.get("shortlist")
     elif "shortlist" in contents:
         log.warning("the shortlist of %s is left out: the vocabularies differ; add one with nmtkit shortlist", path)
-    vocabulary, state = VocabularyChange(tokenizer, old_tokenizer, relative), model.state_dict()
+    state = model.state_dict()
+    fitting = {
+        key: tensor for key, tensor in state.items() if key in weights and _fits(tensor, weights[key], axes[key])
+    }
+    new, left_out = [key for key in state if key not in fitting], [key for key in weights if key not in state]
+    merged = [f"{key} and {first}" for key, first in _merged(old_axes, state=state, old=weights)]
+    refused, adapts = (changed_settings(config, old_config, kind) for kind in ("refused", "adapts"))
+    effect = ""
     if not partial:
-        _check_same_function(state, weights, config, old_config, old_axes, path)
-    elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
-        log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
-    if partial and (merged := [f"{key} and {first}" for key, first in _merged(old_axes, state=state, old=weights)]):
-        log.warning(
-            "%s has two matrices where this model has one matrix; the model gets the first matrix of each pair%s",
-            path, _listed("pairs", merged),
-        )  # fmt: skip
-    fitting = _fitting(state, weights, axes, path, partial)
+        if difference := _difference(state, weights, new, merged, refused=refused, adapts=adapts):
+            raise ValueError(f"{path} {difference}; --finetune-partial takes only the parameters that fit")
+        effect = ". The loss starts higher, until training has adapted the model."
+        effect += f" The model does not have {', '.join(left_out)} of the checkpoint." if left_out else ""
+    if changed := refused + adapts:
+        log.warning("%s was trained with other settings: %s%s", path, "; ".join(changed), effect)
+    if partial:
+        _log_partial(path, fitting, new, left_out, merged)
     with_pieces = [
         (weights[key], tensor, axis, side, old_axes[key][axis])
         for key, tensor in fitting.items()
@@ -83,14 +91,14 @@ def start_from(
         for key, tensor in fitting.items():
             if not axes[key]:
                 tensor.copy_(weights[key])
-        for each in with_pieces:
-            vocabulary.start_new(*each)
-        for each in with_pieces:  # after all calls of `start_new`, because a piece may be new to only one old side
-            vocabulary.keep_old(*each)
-    return vocabulary.counts()
+        copy_rows(with_pieces, tokenizer, old_tokenizer, relative)
+    old_pieces = pieces_of(old_tokenizer)
+    return {side: len(same_pieces(pieces, old_pieces[side])[0]) for side, pieces in pieces_of(tokenizer).items()}
 
 
-class VocabularyChange:
+def copy_rows(
+    weights: Sequence[PieceWeights], tokenizer: Tokenizer, old_tokenizer: Tokenizer, relative: str | None
+) -> None:
     """Copies weights with a row for each piece from a model with one vocabulary into a model with another vocabulary.
 
     Pieces that both vocabularies have keep their rows. If the old model has separate embeddings and the new model has
@@ -104,37 +112,20 @@ class VocabularyChange:
     "Initializing New Word Embeddings for Pretrained Language Models"). Noise is not needed: the first update makes
     equal rows different, because their pieces occur in different sentences.
     """
-
-    def __init__(self, tokenizer: Tokenizer, old_tokenizer: Tokenizer, relative: str | None) -> None:
-        self._tokenizer, self._old_tokenizer, self._relative = tokenizer, old_tokenizer, relative
-        self._pieces, self._old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
-        self._kept = {side: set(pieces) for side, pieces in self._old_pieces.items()}
-        self._spellings: dict[tuple[SideName, SideName], list[Spelling]] = {}  # by new side and old side
-
-    def keep_old(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
-        """Copies rows from `old` to `tensor`: the rows of the pieces that both vocabularies have.
-
-        Along `axis`, `old` has a row for each piece of `old_side`, and `tensor` has a row for each piece of `side`.
-        """
-        rows, old_rows = same_pieces(self._pieces[side], self._old_pieces[old_side])
+    pieces, old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
+    spelled = cache(partial(spellings, tokenizer, old_tokenizer, relative=relative))  # by new side and old side
+    for old, tensor, axis, side, old_side in weights:
+        known = set(old_pieces[old_side])
+        new = [row for row, piece in enumerate(pieces[side]) if piece not in known]
+        if new:
+            # A new piece that hidden pieces spell must not be hidden, so hidden pieces get the mean bias of the others.
+            visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
+            initial = means(visible, axis, [spelled(side, old_side)[row] for row in new])
+            tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
+    # in a second loop, because a piece may be new to only one old side
+    for old, tensor, axis, side, old_side in weights:
+        rows, old_rows = same_pieces(pieces[side], old_pieces[old_side])
         tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
-
-    def start_new(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
-        """Computes the rows of `tensor` for pieces of `side` that `old_side` does not have, from the rows of `old`."""
-        new = [row for row, piece in enumerate(self._pieces[side]) if piece not in self._kept[old_side]]
-        if not new:
-            return
-        if (side, old_side) not in self._spellings:
-            spelled = spellings(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
-            self._spellings[side, old_side] = spelled
-        # A new piece that hidden pieces spell must not be hidden, so hidden pieces get the mean bias of visible pieces.
-        visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
-        initial = means(visible, axis, [self._spellings[side, old_side][row] for row in new])
-        tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
-
-    def counts(self) -> dict[SideName, int]:
-        """Returns the number of pieces that the new and the old vocabulary have in common, for source and target."""
-        return {side: len(same_pieces(pieces, self._old_pieces[side])[0]) for side, pieces in self._pieces.items()}
 
 
 def _fits(tensor: Tensor, old: Tensor, axes: Collection[int]) -> bool:
@@ -156,42 +147,51 @@ def changed_settings(config: Any, old: Any, finetuning: str) -> list[str]:
     ]
 
 
-def _check_same_function(
+def _difference(
     state: Mapping[str, Tensor],
     old: Mapping[str, Tensor],
-    config: Any,
-    old_config: Any,
-    old_axes: Mapping[str, Mapping[int, SideName]],
-    path: Path,
-) -> None:
-    """Raises ValueError if the model cannot compute the function of the checkpoint.
+    new: Sequence[str],
+    merged: Sequence[str],
+    *,
+    refused: Sequence[str],
+    adapts: Sequence[str],
+) -> str | None:
+    """Returns the reason why the model cannot compute the function of the checkpoint, without the name of the file.
 
-    Warns if training must adapt the model. Besides shapes, compares settings such as the number of heads, the names of
-    the parameters, and parameters that are one matrix here and two in the checkpoint.
+    `new` are the parameters that the checkpoint does not have with this shape. `merged` are pairs of parameters that
+    are one matrix here and two in the checkpoint. `refused` and `adapts` are changed settings.
     """
-    refused = changed_settings(config, old_config, "refused")
-    adapts = changed_settings(config, old_config, "adapts")
-    surplus = [key for key in old if key not in state]
-    hint = "--finetune-partial takes only the parameters that fit"
     if refused:
-        raise ValueError(
-            f"{path} was trained with other settings, so its weights have another meaning in this model: "
-            f"{'; '.join(refused)}. Leave out --arch and the flags that change settings of the checkpoint; {hint}"
+        return (
+            "was trained with other settings, so its weights have another meaning in this model: "
+            f"{'; '.join(refused)}. Leave out --arch and the flags that change settings of the checkpoint"
         )
-    for key in state:
-        if key not in old:
-            raise ValueError(f"{path} has no parameter {key}; its config differs from the config of this model; {hint}")
+    if missing := [key for key in new if key not in old]:
+        return f"has no parameter {missing[0]}; its config differs from the config of this model"
     # training soon compensates for a missing vector, but not for a missing matrix
-    if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
-        raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
-    for key, first in _merged(old_axes, state=state, old=old):
-        raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
-    if adapts:
-        dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
+    if lost := [key for key in old if key not in state and (old[key].dim() > 1 or not adapts)]:
+        return f"has {len(lost)} parameters that this model does not have, such as {lost[0]}"
+    if merged:
+        return f"has two matrices for {merged[0]}, which are one matrix in this model"
+    shapes = [f"{key} of shape {tuple(old[key].shape)}, but {tuple(state[key].shape)} in this model" for key in new]
+    return f"has {shapes[0]}" if shapes else None
+
+
+def _log_partial(
+    path: Path, fitting: Collection[str], new: Sequence[str], left_out: Sequence[str], merged: Sequence[str]
+) -> None:
+    """Logs the parameters that a partial start takes and leaves out. Raises ValueError if no parameter fits."""
+    if merged:
         log.warning(
-            "%s was trained with other settings: %s. The loss starts higher, until training has adapted the model.%s",
-            *(path, "; ".join(adapts), dropped),
+            f"{path} has two matrices where this model has one matrix; the model gets the first matrix of each pair"
+            f"{_listed('pairs', merged)}"
         )
+    if not fitting:
+        raise ValueError(f"--finetune-partial: {path} has no parameter with a name and a shape of this model")
+    log.info(
+        f"{len(fitting)} of {len(fitting) + len(new)} parameters start with the values of {path}"
+        f"{_listed('these do not', new)}{_listed('these parameters of the checkpoint are left out', left_out)}"
+    )
 
 
 def _merged(
@@ -208,34 +208,6 @@ def _merged(
             first = members.setdefault((owner, *old_axes[key].values()), key)
             if not torch.equal(old[key], old[first]):
                 yield key, first
-
-
-def _fitting(
-    state: Mapping[str, Tensor],
-    old: Mapping[str, Tensor],
-    axes: Mapping[str, Collection[int]],
-    path: Path,
-    partial: bool,
-) -> dict[str, Tensor]:
-    """Returns the parameters of the model that the checkpoint has with the same shape, except for vocabulary sizes.
-
-    If `partial` is true, logs how many parameters fit, and raises ValueError if none fits. Otherwise, raises ValueError
-    for the first parameter that does not fit.
-    """
-    fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
-    new = [key for key in state if key not in fitting]
-    if not partial and new:
-        shapes = f"{new[0]} has shape {tuple(old[new[0]].shape)}, but {tuple(state[new[0]].shape)} in this model"
-        raise ValueError(f"{path}: {shapes}; --finetune-partial takes only the parameters that fit")
-    if not fitting:
-        raise ValueError(f"--finetune-partial: {path} has no parameter with a name and a shape of this model")
-    if partial:
-        log.info(
-            "%d of %d parameters start with the values of %s%s%s",
-            *(len(fitting), len(state), path, _listed("these do not", new)),
-            _listed("these parameters of the checkpoint are left out", [key for key in old if key not in state]),
-        )
-    return fitting
 
 
 def _listed(title: str, names: Sequence[str]) -> str:

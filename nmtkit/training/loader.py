@@ -1,7 +1,7 @@
 """The data loader: splits updates into micro-batches. A thread reads the micro-batches of this rank."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -47,6 +47,7 @@ class Update:
         return Position(self.position.epoch, self.position.index + 1)
 
 
+@dataclass(eq=False)
 class BatchLoader:
     """A loader that yields updates without end, starting at any position. Call `close` after the last update.
 
@@ -57,26 +58,15 @@ class BatchLoader:
     micro-batch, so a micro-batch of transformed pairs may exceed `max_tokens`.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        sampler: BatchSampler,
-        max_tokens: int,
-        rank: int,
-        ranks: int,
-        device: torch.device,
-        max_sentences: int | None = None,
-        transforms: TransformPipeline | None = None,
-    ) -> None:
-        self.split = split
-        self.sampler = sampler
-        self.max_tokens = max_tokens
-        self.rank = rank
-        self.ranks = ranks
-        self.device = device
-        self.max_sentences = max_sentences
-        self.transforms = transforms
-        self.prefetched: Prefetched[Update] | None = None
+    split: Split
+    sampler: BatchSampler
+    max_tokens: int
+    rank: int
+    ranks: int
+    device: torch.device
+    max_sentences: int | None = None
+    transforms: TransformPipeline | None = None
+    prefetched: Prefetched[Update] | None = field(default=None, init=False)
 
     def updates(self, position: Position) -> Iterator[Update]:
         """Returns an iterator over the updates from `position` on. `next` raises errors of the loader thread."""
@@ -101,8 +91,7 @@ class BatchLoader:
             epoch, index = epoch + 1, 0
 
     def update(self, position: Position, pairs: RowNumbers, ends_epoch: bool) -> Update:
-        source, target = self.split.source.lengths, self.split.target.lengths
-        parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
+        parts = self._micro_batches(pairs)
         rounds = -(-len(parts) // self.ranks)
         # an epoch and an update may have a pair several times, each time with other random numbers
         draw = (position.epoch, position.index) if self.sampler.repeats_pairs else position.epoch
@@ -111,7 +100,11 @@ class BatchLoader:
         of_rank = [(n, self.batch(parts[n], draw, copies[n])) for n in numbers if n < len(parts)]
         of_rank += [(n, self.dummy(parts[0][:1])) for n in numbers if n >= len(parts)]
         counted = self.split.counted_tokens(pairs)
-        return Update(position, pairs, counted, int(source[pairs].sum()), of_rank, ends_epoch)
+        return Update(position, pairs, counted, int(self.split.source.lengths[pairs].sum()), of_rank, ends_epoch)
+
+    def _micro_batches(self, pairs: RowNumbers) -> list[RowNumbers]:
+        source, target = self.split.source.lengths, self.split.target.lengths
+        return micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
 
     def batch(self, pairs: RowNumbers, draw: Draw, copies: npt.ArrayLike = 0) -> Batch:
         """Returns a micro-batch of these pairs on the device. For `draw` and `copies`, see `TransformPipeline`."""
@@ -143,11 +136,7 @@ class BatchLoader:
 
     def _first_micro_batches(self) -> list[list[RowNumbers]]:
         """Returns the micro-batches of each of the first updates."""
-        source, target = self.split.source.lengths, self.split.target.lengths
-        return [
-            micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
-            for pairs in islice(self.sampler.epoch(0), PROBED)
-        ]
+        return [self._micro_batches(pairs) for pairs in islice(self.sampler.epoch(0), PROBED)]
 
     def idle_share(self) -> float:
         """Returns the share of dummy micro-batches among the micro-batches of all ranks in the first updates."""

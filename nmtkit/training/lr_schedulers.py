@@ -112,9 +112,7 @@ class InverseSqrt(LRScheduler):
         elif run.d_model is not None:
             self.peak = config.lr_factor * (run.d_model * config.warmup_updates) ** -0.5
         else:
-            raise ValueError(
-                "this architecture has no d_model, from which the default learning rate is computed; give --lr"
-            )
+            raise ValueError("this architecture has no d_model, from which the default rate is computed; give --lr")
 
     def lr(self, update: int) -> float:
         return self.peak * min(update / self.warmup_updates, (self.warmup_updates / update) ** 0.5)
@@ -152,13 +150,9 @@ class Decay(LRScheduler):
         self.config = config
         end = config.decay_updates if config.decay_updates is not None else run.max_update
         if end is None:
-            raise ValueError(
-                "this schedule needs the end of its decay; give --decay-updates, --max-update or --max-epoch"
-            )
+            raise ValueError("this schedule needs an end; give --decay-updates, --max-update or --max-epoch")
         if end <= config.warmup_updates:
-            raise ValueError(
-                f"the decay would end at update {end}, during the warm-up of {config.warmup_updates} updates"
-            )
+            raise ValueError(f"the decay ends at update {end}, during the warm-up of {config.warmup_updates} updates")
         self.end = end
 
     def lr(self, update: int) -> float:

@@ -30,10 +30,9 @@ def prepare_model(plan: RunPlan, trainer: Trainer, loader: BatchLoader) -> None:
     idle = loader.idle_share()
     if idle > IDLE_SHARE and distributed.is_rank_zero():
         log.warning(
-            "the %d processes are idle %.0f %% of the time: an update of %s tokens has too few micro-batches of "
-            "up to %s tokens for an even division; give --max-tokens %d, or a larger --batch-tokens",
-            *(distributed.world_size(), 100 * idle, f"{plan.batch_tokens:,}"),
-            *(f"{loader.max_tokens:,}", plan.even_max_tokens(loader.max_tokens)),
+            f"the {distributed.world_size()} processes are idle {100 * idle:.0f} % of the time: an update of "
+            f"{plan.batch_tokens:,} tokens has too few micro-batches of up to {loader.max_tokens:,} tokens for an even "
+            f"division; give --max-tokens {plan.even_max_tokens(loader.max_tokens)}, or a larger --batch-tokens"
         )
 
 
@@ -60,13 +59,12 @@ def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
     pairs = loader.largest_micro_batch()
     fitting = len(pairs)
     while fitting and not fits(trainer, loader, [pairs[:fitting]]):
-        # with shards, there is a single attempt, because every pass needs all processes
-        fitting = 0 if is_sharded(trainer) else fitting // 2
+        message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
+        if is_sharded(trainer):  # there is a single attempt, because every pass needs all processes
+            raise ValueError(f"{message}; try half this value")
+        fitting //= 2
     if fitting == len(pairs):
         return
-    message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
-    if is_sharded(trainer):
-        raise ValueError(f"{message}; try half this value")
     if fitting:
         raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} fits")
     raise ValueError(

@@ -30,12 +30,6 @@ class DivergedError(ValueError):
     """Reports that too many updates in a row were skipped or had a very high loss."""
 
 
-def newest_checkpoint(save_dir: Path) -> str:
-    """Returns a sentence about the newest checkpoint of a run, for the message of a DivergedError."""
-    last = save_dir / "last.pt"
-    return f"The newest checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
-
-
 class Meter:
     """Sums the metrics of updates on the device, without skipped updates.
 
@@ -123,10 +117,11 @@ class Meter:
             self.skipped_in_a_row += 1
             warn_of_skip(metrics)
             if self.skipped_in_a_row >= IN_A_ROW:
+                last = self.save_dir / "last.pt"
+                newest = f"The newest checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
                 raise DivergedError(
-                    f"{self.skipped_in_a_row} updates in a row, the last of them update {metrics.number}, had "
-                    f"gradients that are not finite. {newest_checkpoint(self.save_dir)} "
-                    "A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
+                    f"{self.skipped_in_a_row} updates in a row, up to update {metrics.number}, had gradients that are "
+                    f"not finite. {newest} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
                 )
 
     def _sum(self, name: str) -> Tensor:
@@ -141,6 +136,6 @@ def warn_of_skip(metrics: StepMetrics) -> None:
     shown = ", ".join(str(pair + 1) for pair in metrics.pairs[:PAIRS_SHOWN].tolist())
     more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
     log.warning(
-        "update %d skipped: its gradient is not finite (norm %s); its pairs in the training set, counted from 1: %s%s",
-        *(metrics.number, float(metrics.norm), shown, more),
+        f"update {metrics.number} skipped: its gradient is not finite (norm {float(metrics.norm)}); its pairs in the "
+        f"training set, counted from 1: {shown}{more}"
     )

@@ -20,12 +20,13 @@ from nmtkit.config import Config, flag_words, option
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.architectures.contract import ContractError, described
+from nmtkit.models.architectures.contract import ContractError, check_sums, described
 from nmtkit.scoring.metrics import MetricSettings, build_metrics, score
 from nmtkit.scoring.segments import NEURAL_METRICS, MetricName, check_available
 
 log = logging.getLogger("nmtkit")
 
+RatedTranslation = tuple[str, str, str, float]  # source, translation, reference, chrF
 LOSSES = ("loss", "nll", "ppl")  # scores of every validation; lower is better
 # settings of criterions on which the loss of a validation depends
 OF_VALID_LOSS = ("label_smoothing", "alignment_weight", "alignment_layer", "alignment_head")
@@ -72,11 +73,11 @@ class Metric(ABC):
 METRICS: Registry[Metric] = Registry("metric", "--metrics", several=True)
 
 
+@dataclass
 class _NoTexts(Sequence[str]):
     """A placeholder for the texts of a metric without `translates`. Reading the placeholder raises ContractError."""
 
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
+    metric: str
 
     def __len__(self) -> int:
         raise ContractError(f"metric {self.metric}: score reads texts, so the metric must set translates = True")
@@ -90,12 +91,7 @@ def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> d
     counts: object = metric.count(model, batch)
     if not isinstance(counts, dict):
         raise ContractError(f"metric {name}: count returned {described(counts)}; it must return a dict of sums by name")
-    for key, value in counts.items():
-        if not isinstance(value, Tensor) or value.dim():
-            raise ContractError(
-                f"metric {name}: count returned {described(value)} for {key!r}; it must be a sum, as a tensor without "
-                "dimensions"
-            )
+    check_sums(f"metric {name}: count", counts)
     return counts
 
 
@@ -112,11 +108,7 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
     if not isinstance(value, Real):
         raise ContractError(f"metric {name}: score returned {described(score)}; it must return a number")
     if not math.isfinite(value):
-        log.warning(
-            "metric %s: score returned %s; the log has null instead, and this value never counts as the best",
-            name,
-            value,
-        )
+        log.warning(f"metric {name}: score returned {value}, which is null in the log and never counts as the best")
     return float(value)
 
 
@@ -218,8 +210,7 @@ class Bleu(Metric):
         build_metrics(("bleu",), self.settings)  # raises an error for an unknown tokenizer before the first update
 
     def score(self, outputs: Outputs) -> float:
-        settings = replace(self.settings, target_lang=outputs.target_lang)
-        return self._value(outputs, "bleu", settings)
+        return self._value(outputs, "bleu", replace(self.settings, target_lang=outputs.target_lang))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,31 +235,9 @@ def model_option(metric: str) -> Any:
     return option(NEURAL_METRICS[metric][0], "Model: a folder, or hf:ORG/NAME[@REVISION].", metavar="MODEL")
 
 
-class NeuralScore(Metric):
-    """A neural metric, which also reads the source. The model is loaded once. Needs `nmtkit[neural]`."""
-
-    translates = True
-    metric: str  # one of NEURAL_METRICS
-
-    def __init__(self, config: Config) -> None:
-        model = getattr(config, self.metric.replace("-", "_") + "_model")
-        check_available(f"--metrics {self.metric}", MetricName(self.metric, model))
-        self.name = f"{self.metric}={model}"
-
-    def score(self, outputs: Outputs) -> float:
-        return self._value(outputs, self.name, MetricSettings(sources=tuple(outputs.sources)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class CometConfig(Config):
     comet_model: str = model_option("comet")
-
-
-@METRICS.register("comet", CometConfig())
-class CometScore(NeuralScore):
-    """COMET, times 100 (Rei et al. 2022)."""
-
-    metric = "comet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,23 +245,9 @@ class CometKiwiConfig(Config):
     cometkiwi_model: str = model_option("cometkiwi")
 
 
-@METRICS.register("cometkiwi", CometKiwiConfig())
-class CometKiwiScore(NeuralScore):
-    """CometKiwi without a reference, times 100 (Rei et al. 2022)."""
-
-    metric = "cometkiwi"
-
-
 @dataclass(frozen=True, kw_only=True)
 class MetricXConfig(Config):
     metricx_model: str = model_option("metricx")
-
-
-@METRICS.register("metricx", MetricXConfig())
-class MetricXScore(NeuralScore):
-    """MetricX, 0 (perfect) to 25 (Juraska et al. 2024)."""
-
-    metric, higher_is_better = "metricx", False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,10 +256,27 @@ class MetricXQEConfig(Config):
 
 
 @METRICS.register("metricx-qe", MetricXQEConfig())
-class MetricXQEScore(NeuralScore):
-    """MetricX without a reference, 0 (perfect) to 25 (Juraska et al. 2024)."""
+@METRICS.register("metricx", MetricXConfig())
+@METRICS.register("cometkiwi", CometKiwiConfig())
+@METRICS.register("comet", CometConfig())
+class NeuralScore(Metric):
+    """A neural metric, which also reads the source. The model is loaded once. Needs `nmtkit[neural]`.
 
-    metric, higher_is_better = "metricx-qe", False
+    COMET is multiplied by 100, and so is CometKiwi, which reads no reference (Rei et al. 2022). MetricX is 0 (perfect)
+    to 25 (Juraska et al. 2024). "metricx-qe" is MetricX without a reference.
+    """
+
+    translates = True
+
+    def __init__(self, config: Config) -> None:
+        ((setting, model),) = vars(config).items()  # such as "comet_model"
+        metric = MetricName(setting.removesuffix("_model").replace("_", "-"), model)
+        check_available(f"--metrics {metric.name}", metric)
+        self.higher_is_better = metric.higher_is_better
+        self.name = f"{metric.name}={model}"
+
+    def score(self, outputs: Outputs) -> float:
+        return self._value(outputs, self.name, MetricSettings(sources=tuple(outputs.sources)))
 
 
 # --- metrics of sums over tokens --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from nmtkit.data.packed import Batch, Layout, Packed
+from nmtkit.data.packed import Batch, Packed
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.training.criterions import Criterion, Loss
@@ -110,15 +110,15 @@ class ReplicatedModel:
 
     # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
 
-    def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole tensor of parameter `name` on rank 0. `tensor` is the part of this process.
+    def gather(self, name: str, value: Any) -> Any:
+        """Returns the whole value on rank 0, from the part of this process of a parameter `name` or of its state.
 
         Every rank must call this method.
         """
-        return tensor
+        return value
 
-    def shard(self, name: str, whole: Tensor) -> Tensor:
-        """Returns the part of this process from `whole`, a whole tensor of parameter `name`."""
+    def shard(self, name: str, whole: Any) -> Any:
+        """Returns the part of this process from `whole`, the value of a parameter `name` or of its state."""
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -149,6 +149,7 @@ class ShardedModel(ReplicatedModel):
 
         self.model = model
         self.loss = LossModule(model, criterion)
+        self.dimensions = {name: each.dim() for name, each in model.named_parameters(remove_duplicate=False)}
         mesh = init_device_mesh(device.type, (distributed.world_size(),))
         policy = MixedPrecisionPolicy(gathered_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for module in (*sharded_layers(model), model):
@@ -172,13 +173,18 @@ class ShardedModel(ReplicatedModel):
         squares = torch.stack(torch._foreach_norm(self.gradients())).float().square().sum()
         return distributed.all_reduce(squares).sqrt()
 
-    def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole tensor. A tensor with more or fewer dimensions than the parameter is not sharded."""
-        parameter = self.model.get_parameter(name)
-        return gather_shards(parameter, tensor) if tensor.dim() == parameter.dim() else tensor
+    def _is_sharded(self, name: str, value: object) -> bool:
+        """Returns whether a value is sharded like the parameter `name`: a tensor with the same number of dimensions.
 
-    def shard(self, name: str, whole: Tensor) -> Tensor:
-        if whole.dim() != self.model.get_parameter(name).dim():
+        The state of an optimizer can belong to a part of a parameter, and such a state is not sharded.
+        """
+        return isinstance(value, Tensor) and value.dim() == self.dimensions.get(name)
+
+    def gather(self, name: str, value: Any) -> Any:
+        return gather_shards(self.model.get_parameter(name), value) if self._is_sharded(name, value) else value
+
+    def shard(self, name: str, whole: Any) -> Any:
+        if not self._is_sharded(name, whole):
             return whole
         shards = whole.chunk(distributed.world_size())
         return shards[distributed.rank()] if distributed.rank() < len(shards) else whole[:0]
@@ -233,9 +239,8 @@ def sharded_layers(model: Architecture) -> list[nn.Module]:
     called: set[nn.Module] = set()
     listed = _listed_layers(model)
     handles = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in listed]
-    source, target = (Packed(torch.zeros(1, dtype=torch.int64), Layout.of(torch.ones(1).long())) for _ in range(2))
     with torch.no_grad():
-        model.eval()(source, target)
+        model.eval()(Packed.from_lists([[0]]), Packed.from_lists([[0]]))
     for handle in handles:
         handle.remove()
     return [layer for layer in listed if layer in called]

@@ -52,9 +52,7 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
     path = Path(os.path.realpath(base))
     contents = checkpoint.dequantized(checkpoint_file.read(path), path)
     if "adapters" in contents:
-        raise ValueError(
-            f"{base} holds adapters; merge them first: nmtkit average-checkpoints {base} --output merged.pt"
-        )
+        raise ValueError(f"{base} holds adapters; merge them: nmtkit average-checkpoints {base} --output merged.pt")
     if building.tokenizer_of(contents, base).fingerprint != tokenizer.fingerprint:
         raise ValueError(
             f"adapters do not change the embeddings of {base}, but the dataset has a different vocabulary; preprocess "

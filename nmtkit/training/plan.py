@@ -160,9 +160,8 @@ def resolve(
         tokens = asked
     elif config.update_freq and tokens != asked and distributed.is_rank_zero():
         log.warning(
-            "a resumed run keeps its updates of %s tokens; --update-freq %d would make updates of %s tokens, for which "
-            "a new --save-dir is needed",
-            *(f"{tokens:,}", config.update_freq, f"{asked:,}"),
+            f"a resumed run keeps its updates of {tokens:,} tokens; --update-freq {config.update_freq} would make "
+            f"updates of {asked:,} tokens, for which a new --save-dir is needed"
         )
     if config.max_tokens is None:
         share = _share(tokens, world_size)
@@ -203,11 +202,9 @@ def device_of(config: RunConfig) -> torch.device:
     if not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here; give --device cpu")
     gpus, rank = torch.cuda.device_count(), distributed.local_rank()
-    if max(rank + 1, config.nproc_per_node or 1) > gpus:
-        raise ValueError(
-            f"{max(rank + 1, config.nproc_per_node or 1)} processes need a GPU each, but this machine has {gpus}; "
-            "lower --nproc-per-node"
-        )
+    needed = max(rank + 1, config.nproc_per_node or 1)
+    if needed > gpus:
+        raise ValueError(f"{needed} processes need a GPU each, but this machine has {gpus}; lower --nproc-per-node")
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
 

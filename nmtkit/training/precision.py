@@ -11,6 +11,8 @@ from torch import Tensor
 from nmtkit.models.layers import multiplies_in_bf16
 
 log = logging.getLogger("nmtkit")
+_warn_once = cache(log.warning)  # a run resolves its precision twice
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -32,14 +34,9 @@ def resolve(precision: str, device: torch.device) -> str:
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16 is for GPUs; on the CPU give bf16 or fp32")
     if precision == "bf16" and device.type == "cpu" and not multiplies_in_bf16():
-        _warn_of_slow_products()
+        # With AVX2, both passes of a layer with 128 inputs and 512 outputs take 10.5 times as long in bf16 as in fp32.
+        _warn_once("this processor has no instructions for bf16, so training takes several times as long as in fp32")
     return precision
-
-
-@cache  # shows the warning only once, although a run resolves its precision twice
-def _warn_of_slow_products() -> None:
-    # With AVX2, both passes of a layer with 128 inputs and 512 outputs take 10.5 times as long in bf16 as in fp32.
-    log.warning("this processor has no instructions for bf16, so training takes several times as long as in fp32")
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -52,12 +52,12 @@ class Profiler(Callback):
         if self.profiler is not None:
             self._finish(run, recorded)
         if recorded < wanted:
+            warmup = self.config.profile_warmup
+            result = f"the profile has only {recorded} of {wanted} updates" if recorded > 0 else "no profile"
             log.warning(
-                "%s: the run made %d updates, and --profile-warmup %d --profile-updates %d needs %d; lower the two "
-                "flags, or train longer",
-                f"the profile has only {recorded} of {wanted} updates" if recorded > 0 else "no profile",
-                self.made, self.config.profile_warmup, wanted, self.config.profile_warmup + wanted,
-            )  # fmt: skip
+                f"{result}: the run made {self.made} updates, and --profile-warmup {warmup} --profile-updates {wanted} "
+                f"needs {warmup + wanted}; lower the two flags, or train longer"
+            )
 
     def _finish(self, run: RunState, updates: int) -> None:
         profiler, self.profiler = self.profiler, None

@@ -8,23 +8,24 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nmtkit.config import flag_name, setting_text, to_dict, to_toml
 from nmtkit.config.files import parse_json, write_atomically
 from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, line_chart
 from nmtkit.pages.document import Html, render
+from nmtkit.training.metrics import RatedTranslation
 from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_log import numbers_of, shown_scores
 
 if TYPE_CHECKING:
     from nmtkit.training.due import RunProgress
+    from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
 REFRESH = 30  # seconds between two versions of the page while the run lasts
-RatedTranslation = tuple[str, str, str, float]  # source, translation, reference, chrF
 
 CURVES = {
     # title -> (field, kind of record) of each curve
@@ -91,27 +92,13 @@ def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
 
     `clock` is the field of the log records to read: "time" for wall-clock time, "cpu_seconds" for CPU time.
     """
-    total, first, last = 0.0, None, None
+    total, first, last = 0.0, math.inf, -math.inf
     for record in records:
         if record["kind"] in ("start", "resume"):
-            total, first = total + _between(first, last), record.get(clock)
+            total += max(0.0, last - first)
+            first, last = record.get(clock, math.inf), -math.inf
         last = record.get(clock, last)
-    return total + _between(first, last)
-
-
-def _between(first: float | None, last: float | None) -> float:
-    return max(0.0, last - first) if first is not None and last is not None else 0.0
-
-
-class ValidatedTranslations(Protocol):
-    """The translations of a validation: the interface of `Validator` that the page needs."""
-
-    hypotheses: list[str]
-
-    @property
-    def translates(self) -> bool: ...
-
-    def rated(self) -> tuple[list[RatedTranslation], list[RatedTranslation]]: ...
+    return total + max(0.0, last - first)
 
 
 class RunPage:
@@ -122,14 +109,16 @@ class RunPage:
         self.rated: tuple[Sequence[RatedTranslation], Sequence[RatedTranslation]] = ((), ())
         self.written = -math.inf
 
-    def write(self, validator: ValidatedTranslations | None = None) -> None:
+    def write(self, validator: "Validator | None" = None) -> None:
         """Writes the page. `validator` has made a validation; its translations are also written to a file."""
         self.written = time.monotonic()
         try:
             if validator is not None:
                 self.rated = validator.rated()
                 if validator.translates:
-                    write_translations(self.folder, self.progress.updates, validator.hypotheses)
+                    path = translations_file(self.folder, self.progress.updates)
+                    path.parent.mkdir(exist_ok=True)
+                    write_atomically(path, "".join(f"{line}\n" for line in validator.hypotheses))
             best, worst = self.rated
             write(self.folder, best=best, worst=worst)
         except OSError as error:
@@ -145,20 +134,19 @@ def write(folder: Path, *, best: Sequence[RatedTranslation] = (), worst: Sequenc
     """Writes `folder/report.html` from `folder/log.jsonl` and from rated translations. Raises OSError if this fails."""
     lines = read_lines(folder / "log.jsonl")
     records = latest_records(lines)
+    charts = []
+    for title, curves in curves_of(records).items():
+        drawn: dict[str, list[Point]] = {kind: [] for kind in KINDS}
+        drawn |= {kind: points(records, kind, field) for field, kind in curves}
+        if max(map(len, drawn.values())) > 1:
+            charts.append(Html(line_chart(title, drawn, title in LOGARITHMIC, unit=UNITS.get(title, ""))))
     values = state_of(lines) | sections(records, best=best, worst=worst)
-    page = html(records, values, folder.resolve().name)
-    write_atomically(folder / "report.html", page)
+    write_atomically(folder / "report.html", render("report.html", title=folder.resolve().name, body=charts, **values))
 
 
 def translations_file(folder: Path, update: int) -> Path:
+    """Returns the file with the translations of a validation, one a line in the order of the validation set."""
     return folder / "validation" / f"update_{update:08d}.txt"
-
-
-def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
-    """Writes the translations of a validation, in the order of the validation set. Raises OSError if writing fails."""
-    path = translations_file(folder, update)
-    path.parent.mkdir(exist_ok=True)
-    write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, str], ...]]:
@@ -169,16 +157,6 @@ def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, s
         for field in numbers_of(record, {*drawn, *UNDRAWN}) if record["kind"] in KINDS else ():
             more.setdefault(field, {})[record["kind"]] = None
     return CURVES | {field: tuple((field, kind) for kind in kinds) for field, kinds in more.items()}
-
-
-def html(records: Sequence[dict[str, Any]], values: Mapping[str, Any], name: str) -> str:
-    charts = []
-    for title, lines in curves_of(records).items():
-        drawn: dict[str, list[Point]] = {kind: [] for kind in KINDS}
-        drawn |= {kind: points(records, kind, field) for field, kind in lines}
-        if max(map(len, drawn.values())) > 1:
-            charts.append(Html(line_chart(title, drawn, title in LOGARITHMIC, unit=UNITS.get(title, ""))))
-    return render("report.html", title=name, body=charts, **values)
 
 
 def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
@@ -195,11 +173,8 @@ def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Poi
 def state_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns state, scores, facts and settings for the template. `lines` are all records of a log, oldest first."""
     records = latest_records(lines)
-    start: Mapping[str, Any] = next((record for record in reversed(lines) if record["kind"] in ("start", "resume")), {})
-    trained: Mapping[str, Any] = next((record for record in reversed(records) if record["kind"] == "train"), {})
-    last: Mapping[str, Any] = next(
-        (record for record in reversed(lines) if record["kind"] in ("start", "resume", "end")), {}
-    )
+    start, last = _newest(lines, "start", "resume"), _newest(lines, "start", "resume", "end")
+    trained = _newest(records, "train")
     running = last.get("kind") in ("start", "resume")
     times = [record["time"] for record in lines if "time" in record]
     tables = start.get("config", {})
@@ -214,6 +189,11 @@ def state_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "settings": changed_settings(tables),
         "config": to_toml(tables),
     }
+
+
+def _newest(records: Sequence[dict[str, Any]], *kinds: str) -> dict[str, Any]:
+    """Returns the last record of one of the `kinds`, or an empty dict."""
+    return next((record for record in reversed(records) if record["kind"] in kinds), {})
 
 
 def _progress(trained: Mapping[str, Any], running: bool, update: int) -> str:

@@ -96,8 +96,8 @@ def warn_of_changes(
     rate = learning_rate(trainer.scheduler, made) if made else None
     if trainer.lr is not None and rate is not None and not math.isclose(rate, trainer.lr):
         log.warning(
-            "the learning rate jumps: update %d had %.3g, but the schedule of this run gives %.3g",
-            *(update, trainer.lr, rate),
+            f"the learning rate jumps: update {update} had {trainer.lr:.3g}, but the schedule of this run gives "
+            f"{rate:.3g}"
         )
 
 

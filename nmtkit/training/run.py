@@ -18,7 +18,7 @@ from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.architectures.interface import parameter_count
 from nmtkit.training import report
-from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState
+from nmtkit.training.callbacks import Callback, CallbackList, RunState
 from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
 from nmtkit.training.due import Due, Requests, RunProgress, StopReason, StopSignal, due_after_update, stop_reason
@@ -106,7 +106,6 @@ class Run:
             warn_of_changes(resumed["run"], self.facts, self.trainer, self.job.run.save_dir, bool(self.ended))
         if resumed and self.ended:  # log, page and checkpoints keep the settings that have trained the model
             self.facts = resumed["run"]
-        self.callback_reason: str | None = None  # stop reason that a callback gives
         self.log = RunLog(self.job.run.save_dir, self.display)
         self.page = report.RunPage(self.job.run.save_dir, self.progress)
         self.meter = Meter(self.trainer.device, self.job.run.save_dir)
@@ -114,7 +113,7 @@ class Run:
         self.health = TrainingHealth(self.job, train, not resumed and distributed.is_rank_zero(), **start)
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
-        callbacks = {each.name: CALLBACKS[each.name].factory(each.config) for each in self.job.chosen("callbacks")}
+        callbacks = self.job.built("callbacks")
         callbacks |= {f"{type(each).__name__} {number}": each for number, each in enumerate(objects, 1)}
         run = RunState(
             save_dir=self.job.run.save_dir,
@@ -192,14 +191,12 @@ class Run:
         late = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
         own = self._requests(out_of_time=self.progress.is_out_of_time(self.job.run), clock_saves=late * metrics.number)
         self.asked = Requests(*self.exchange.maximum(*own))
-        self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
-        return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
+        reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
+        return due_after_update(self.job.run, self.progress, self.asked, reason)
 
     def _requests(self, **by_clock: int) -> Requests:
         """Returns the requests that a signal, the callbacks and the clock make on this rank."""
-        stops, validates, saves = self.callbacks.asked()
-        asked = {"callback_stops": stops, "callback_validates": validates, "callback_saves": saves}
-        return Requests(self.stop.received or 0, **asked, **by_clock)
+        return Requests(self.stop.received or 0, **self.callbacks.asked(), **by_clock)
 
     def _validate_and_save(self, due: Due) -> Due:
         """Validates and saves if due. Returns `due` with the work that has become due after the validation.
@@ -220,9 +217,8 @@ class Run:
         """Returns `due` with the end of the run and the checkpoint that patience, callbacks or a signal ask for."""
         asked = Requests(*map(max, zip(*distributed.all_gather_object(self._requests()), strict=True)))
         self.asked = self.asked._replace(stop_signal=asked.stop_signal)
-        if asked.callback_stops:
-            self.callback_reason = self.callbacks.agreed_stop_reason()
-        stop = stop_reason(self.job.run, self.progress, self.asked, self.callback_reason)
+        reason = self.callbacks.agreed_stop_reason() if asked.callback_stops else None
+        stop = stop_reason(self.job.run, self.progress, self.asked, reason)
         return replace(due, stop=stop, save=due.save or bool(asked.callback_saves) or stop is not None)
 
     # --- a validation -----------------------------------------------------------------------------------------------
@@ -345,7 +341,8 @@ class Run:
         self.trainer.load_state_dict(state, updates)
         self.progress.load_state(state, updates)
         if before != self.objective:
-            self.progress.best, self.progress.waited = self.checkpoints.best_value(), 0
+            best = min(self.checkpoints.objectives.values(), default=None)  # known only on rank 0
+            self.progress.best, self.progress.waited = distributed.broadcast(best), 0
         self.callbacks.run.update, self.callbacks.run.epoch = updates, self.progress.position.epoch + 1
         self.callbacks.load_state(state["callbacks"])
 
@@ -357,7 +354,6 @@ class Run:
         self.callbacks.call("log", {name: float(value) for name, value in numbers.items()})
         if distributed.is_rank_zero():
             self.log.write("train", **record)
-            self.health.stop_if_diverged(record)
             self.health.after_log_line(record)
             self.page.keep_current()
 

@@ -12,22 +12,18 @@ OF_VALIDATIONS = (
     "--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam", "--valid-sentences", "--validate-first",
 )  # fmt: skip
 VALIDATION_FLAGS = (*VALIDATION, *OF_VALIDATIONS)
+# flags that need --finetune-from
+OF_FINETUNING = ("--adapter-rank", "--new-language-from", "--finetune-partial")
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in OF_VALIDATIONS),
+    *(FlagRule(name, needs=("--finetune-from",)) for name in OF_FINETUNING),
     FlagRule(
         "--adapter-rank",
-        needs=("--finetune-from",),
         excludes=("--freeze", "--encoder-embed-path", "--decoder-embed-path"),
         reason="with adapters, all other weights are frozen",
     ),
     FlagRule("--quantize-aware", excludes=("--adapter-rank",), reason="adapters are merged after training"),
-    FlagRule("--new-language-from", needs=("--finetune-from",)),
-    FlagRule(
-        "--finetune-partial",
-        needs=("--finetune-from",),
-        excludes=("--adapter-rank",),
-        reason="adapters need all weights of --finetune-from",
-    ),
+    FlagRule("--finetune-partial", excludes=("--adapter-rank",), reason="adapters need all weights of --finetune-from"),
     *(FlagRule(name, needs=("--adapter-rank",)) for name in ("--adapter-alpha", "--adapter-layers")),
 )
 

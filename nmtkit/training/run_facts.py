@@ -61,9 +61,8 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, 
     `before` has the facts of the checkpoint from which the run resumes. Files that only the first start reads, such as
     the base of fine-tuning, may be missing, so the facts about these files are copied from `before`.
     """
-    inputs = input_fingerprints(plan.job)
     if before is None:
-        base = _base_facts(plan.job.run.finetune_from)
+        base, inputs = _base_facts(plan.job.run.finetune_from), input_fingerprints(plan.job)
     else:
         base = {name: before[name] for name in BASE_FACTS if name in before}
         inputs = before.get("inputs", {}) | input_fingerprints(plan.job, ("read",))

@@ -15,7 +15,6 @@ from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.dataset.batching import check_all_sizes
 from nmtkit.data.dataset.binarized import Dataset, Split
 from nmtkit.data.dataset.transform_pipeline import TransformPipeline
-from nmtkit.data.dataset.transforms import TRANSFORMS
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs import distributed
 from nmtkit.models import building
@@ -49,9 +48,8 @@ def validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
         return job
     if distributed.is_rank_zero():
         log.warning(
-            "the dataset has no subset %r, so this run makes no validation and has no best.pt; preprocess with "
-            "--validpref to validate",
-            config.valid_subset[0],
+            f"the dataset has no subset {config.valid_subset[0]!r}, so this run makes no validation and has no "
+            "best.pt; preprocess with --validpref to validate"
         )
     return replace(job, run=replace(config, validate_interval=None))
 
@@ -146,13 +144,9 @@ def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
     Raises ValueError for a transform of monolingual pairs if the split has no such pairs, and for a transform of source
     sentences if the model reads no source.
     """
-    chosen = [
-        (component.name, TRANSFORMS[component.name].factory(component.config, split.tokenizer))
-        for component in job.chosen("transforms")
-    ]
-    reads_source = getattr(job.components["architecture"].config, "reads_source", True)
+    chosen = [*job.built("transforms", split.tokenizer).items()]
     for name, transform in chosen:
-        if transform.source_only and not reads_source:
+        if transform.source_only and not job.reads_source:
             raise ValueError(
                 f"--transforms {name} has no effect: it changes source sentences, which a language model does not read"
             )
@@ -188,8 +182,8 @@ def build_trainer(
         base = job.run.finetune_from, job.run.new_language_from, job.run.finetune_partial
         known = start_from(model, architecture.name, architecture.config, tokenizer, *base)
         log.info(
-            "weights from %s, which has %d of %d source pieces and %d of %d target pieces",
-            *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),
+            f"weights from {job.run.finetune_from}, which has {known['source']} of {tokenizer.source_size} source "
+            f"pieces and {known['target']} of {tokenizer.target_size} target pieces"
         )
         if resumed is None and dataset is not None:
             names = ("train", *(name for name in job.run.valid_subset if name in dataset.splits))
@@ -208,17 +202,10 @@ def build_trainer(
             "%d layers and embeddings round their weights to 8 bits, and %d layers round their inputs",
             *quantize_aware(model),
         )
-    if job.run.compile and criterion.name in CALLING_PARTS:
-        raise ValueError(
-            f"--compile has no effect on --criterion {criterion.name}, which does not call the compiled forward pass"
-        )
-    if job.run.compile and criterion.name == "simcut":  # its hook on embeddings is not compiled
-        raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
+    if job.run.compile and criterion.name in (*CALLING_PARTS, "simcut"):  # the hook of simcut is not compiled
+        raise ValueError(f"--criterion {criterion.name} has no effect on a compiled forward pass; leave out --compile")
     if criterion.name == "expected_reward" and not model.reads_source:
-        raise ValueError(
-            "--criterion expected_reward rewards translations of the source, and a language model reads no source; "
-            "give another --criterion"
-        )
+        raise ValueError("--criterion expected_reward rewards translations; give a language model another --criterion")
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
         train_split = dataset["train"]
@@ -249,10 +236,7 @@ def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) 
     paths: Mapping[SideName, Path | None] = {"source": job.run.encoder_embed_path, "target": job.run.decoder_embed_path}
     sizes: dict[SideName, int] = {"source": tokenizer.source_size, "target": tokenizer.target_size}
     if all(paths.values()) and len({embedding_of(model, side, sizes[side]).weight for side in paths}) == 1:
-        raise ValueError(
-            "--encoder-embed-path and --decoder-embed-path both set the shared embeddings of both sides; give only "
-            "one of them"
-        )
+        raise ValueError("--encoder-embed-path and --decoder-embed-path both set the shared embeddings; give only one")
     for side, path in paths.items():
         if path is not None:
             count = load_embeddings(model, tokenizer, side, path)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,6 @@ MLFLOW_VALUE = 500  # maximum characters in the value of a parameter
 MLFLOW_FORBIDDEN = re.compile(r"[^\w./ -]")  # forbidden in the name of a parameter or a metric
 
 
-def need(module: str, extra: str) -> None:
-    """Raises ImportError unless `module` is installed. The message has the pip command for the `extra` of nmtkit."""
-    if importlib.util.find_spec(module) is None:
-        raise ImportError(f"--callbacks {extra} needs {module}, which is not installed: pip install 'nmtkit[{extra}]'")
-
-
 def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns settings by "table.name", and settings of the run by name only. Lists become texts with commas."""
     return {
@@ -34,7 +29,14 @@ def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 class Tracker(Callback):
     """Sends logged numbers under names such as "train/loss" and "valid/bleu". bleu@valid1 becomes valid/bleu/valid1."""
 
+    name: str  # of the callback, of the package that it needs, and of the extra of nmtkit that installs the package
     run_id = ""  # id in the tracker, which a resumed run uses again; empty until the tracker gives an id
+
+    def __init__(self, config: Any) -> None:
+        """Keeps the config. Raises ImportError, with the pip command, unless the package is installed."""
+        if importlib.util.find_spec(self.name) is None:
+            raise ImportError(f"--callbacks {self.name} is not installed: pip install 'nmtkit[{self.name}]'")
+        self.config = config
 
     def send(self, run: RunState, values: dict[str, float]) -> None:
         raise NotImplementedError
@@ -61,15 +63,13 @@ class TensorBoardConfig(Config):
 class TensorBoard(Tracker):
     """Writes event files for TensorBoard, with the settings of the run as hyper-parameters."""
 
-    def __init__(self, config: TensorBoardConfig) -> None:
-        need("tensorboard", "tensorboard")
-        self.folder = config.tensorboard_dir
+    name = "tensorboard"
 
     def start(self, run: RunState) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        folder = self.folder or run.save_dir / "tensorboard"
+        folder = self.config.tensorboard_dir or run.save_dir / "tensorboard"
         # removes numbers that a killed run has logged for updates that this run repeats
         self.writer: Any = SummaryWriter(str(folder), purge_step=run.update + 1)
         settings = {name: "none" if value is None else value for name, value in flat(run.settings).items()}
@@ -98,9 +98,7 @@ class WeightsAndBiases(Tracker):
     With the environment variable WANDB_MODE=offline, no network is needed.
     """
 
-    def __init__(self, config: WandbConfig) -> None:
-        need("wandb", "wandb")
-        self.config = config
+    name = "wandb"
 
     def start(self, run: RunState) -> None:
         import wandb
@@ -143,9 +141,7 @@ class MlflowConfig(Config):
 class Mlflow(Tracker):
     """Logs to a run of MLflow; a resumed run continues the same run there."""
 
-    def __init__(self, config: MlflowConfig) -> None:
-        need("mlflow", "mlflow")
-        self.config = config
+    name = "mlflow"
 
     def start(self, run: RunState) -> None:
         from mlflow import MlflowClient
@@ -163,8 +159,6 @@ class Mlflow(Tracker):
             self.client.log_batch(self.run_id, params=params[first : first + MLFLOW_PARAMS])
 
     def send(self, run: RunState, values: dict[str, float]) -> None:
-        import time
-
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())

@@ -37,7 +37,6 @@ class StepMetrics:
 
     number: int  # number of the update, counted from 1
     pairs: npt.NDArray[np.int64]  # indices of all pairs of the update
-    source_tokens: int  # total of all ranks
     target_tokens: int  # total of all ranks
     own_target_tokens: int  # total of the micro-batches of this rank
     lr: float
@@ -84,24 +83,16 @@ class Trainer:
             scale = model.learning_rate_scale(group["name"].partition(",")[0])
             group |= {"lr_scale": scale} if scale != 1 else {}
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
-        self.averages = self._averages()
+        of_optimizer = self.optimizer if isinstance(self.optimizer, AveragedWeights) else None
+        if self.ema and of_optimizer:
+            raise ValueError(f"--optimizer {component.name} averages the weights itself; leave out --ema-decay")
+        self.averages = self.ema or of_optimizer  # validated and saved instead of the trained weights
         self.configured = _group_settings(self.optimizer)  # settings of the groups, from the flags of this run
         self.transforms_pairs = bool(job.chosen("transforms"))
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.schedule_start = schedule_start
         self.done = 0  # number of updates, including skipped updates
         self.lr: float | None = None  # learning rate of the last update
-
-    def _averages(self) -> AveragedWeights | None:
-        """Returns the averages that are validated and saved instead of the trained weights, if the run has any.
-
-        Raises ValueError if both --ema-decay and the optimizer average the weights.
-        """
-        of_optimizer = self.optimizer if isinstance(self.optimizer, AveragedWeights) else None
-        if self.ema and of_optimizer:
-            name = self.job.components["optimizer"].name
-            raise ValueError(f"--optimizer {name} averages the weights itself; leave out --ema-decay")
-        return self.ema or of_optimizer
 
     def _parallelize(self) -> ReplicatedModel:
         if self.job.run.parallel == "ddp" or distributed.world_size() == 1:
@@ -142,7 +133,7 @@ class Trainer:
         if self.ema:
             self.ema.update(number)
         self.done = number
-        return StepMetrics(number, update.pairs, update.source_tokens, tokens, of_rank, lr, sums, norm, finite)
+        return StepMetrics(number, update.pairs, tokens, of_rank, lr, sums, norm, finite)
 
     def _forward_backward(self, batch: Batch, tokens: int, sums: dict[str, Tensor]) -> None:
         """Adds the gradients of a micro-batch, and adds its loss and counts to `sums`.
@@ -294,13 +285,10 @@ class Trainer:
         """Returns the settings of each group, and the state of each parameter by name."""
         groups = parameter_names(self.optimizer, self.engine.parameters)
         names = [name for group in groups for name in group]
-        state = {}
-        for index, entries in self.optimizer.state_dict()["state"].items():
-            name = names[index]
-            state[name] = {
-                key: self.engine.gather(name, value) if self._is_sharded(name, value) else value
-                for key, value in entries.items()
-            }
+        state = {
+            names[index]: {key: self.engine.gather(names[index], value) for key, value in entries.items()}
+            for index, entries in self.optimizer.state_dict()["state"].items()
+        }
         settings = zip(groups, _group_settings(self.optimizer), self.configured, strict=True)
         return {
             "state": state,
@@ -310,30 +298,19 @@ class Trainer:
             ],
         }
 
-    def _is_sharded(self, name: str, value: object) -> bool:
-        """Returns whether a state value may be sharded: a tensor that belongs to a whole parameter.
-
-        The state of Muon can belong to a part of a parameter and is not sharded.
-        """
-        return isinstance(value, Tensor) and name in self.engine.parameters
-
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         """Loads the optimizer state. Flags that differ from the saved flags override the saved settings."""
         groups = parameter_names(self.optimizer, self.engine.parameters)
         before = [group["parameters"] for group in saved["groups"]]
         if before != groups:
             raise ValueError(
-                "the optimizer of the checkpoint has different parameter groups from this run: "
-                f"{_difference(before, groups)}; resume with the same --freeze and --weight-decay-for, or with "
-                "--reset-optimizer"
+                f"the saved optimizer has different parameter groups from this run: {_difference(before, groups)}; "
+                "resume with the same --freeze and --weight-decay-for, or with --reset-optimizer"
             )
         state = self.optimizer.state_dict()
         names = [name for group in groups for name in group]
         state["state"] = {
-            index: {
-                key: self.engine.shard(name, value) if self._is_sharded(name, value) else value
-                for key, value in saved["state"][name].items()
-            }
+            index: {key: self.engine.shard(name, value) for key, value in saved["state"][name].items()}
             for index, name in enumerate(names)
             if name in saved["state"]
         }

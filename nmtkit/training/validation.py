@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.data.dataset.batching import micro_batches
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
@@ -22,8 +23,7 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.criterions import Criterion
 from nmtkit.training.due import StopRequestedError
 from nmtkit.training.meter import perplexity
-from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
-from nmtkit.training.report import RatedTranslation
+from nmtkit.training.metrics import METRICS, Metric, Outputs, RatedTranslation, counts_of, score_of
 from nmtkit.translation.languages import codes_for
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ class Validator:
         scores = self._own_scores(model, criterion)
         for name, other in self.others.items():
             other.max_tokens = self.max_tokens
-            more = None if scores is None else other.scores(model, criterion)
-            scores = None if scores is None or more is None else scores | {f"{key}@{name}": more[key] for key in more}
+            if scores is None or (more := other.scores(model, criterion)) is None:
+                return None
+            scores |= {f"{key}@{name}": score for key, score in more.items()}
         return scores
 
     def _own_scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
@@ -106,41 +107,19 @@ class Validator:
                 return None
             self.hypotheses = hypotheses
         totals = self._totals(sums)
-        scores, error = None, None
-        try:
-            if distributed.is_rank_zero():
-                with distributed.long_operation():  # metrics may load and run large models
-                    scores = self._scores(totals)
-        except Exception as own:
-            error = own
-        return distributed.broadcast(self._unless_failed(scores, error))
+        scores = _together(lambda: self._scores(totals) if distributed.is_rank_zero() else None)
+        return distributed.broadcast(scores)
 
     def _share(self, work: Callable[[], T]) -> T | None:
-        """Calls `work`, which processes the share of this rank, and returns the result.
+        """Does the share of this rank like `_together`. Returns None on all ranks if a signal interrupted a rank."""
 
-        Returns None on all ranks if a signal interrupted a rank. If the work of a rank fails, this rank raises the
-        error, and all other ranks raise PeerError.
-        """
-        result, error = None, None
-        try:
-            with self.interruptible():
-                result = work()
-        except StopRequestedError:
-            pass
-        except Exception as own:
-            error = own
-        self._unless_failed(None, error)
+        def result_or_none() -> T | None:
+            with contextlib.suppress(StopRequestedError), self.interruptible():
+                return work()
+            return None
+
+        result = _together(result_or_none)
         return None if distributed.all_reduce(torch.tensor(int(result is None))) else result
-
-    @staticmethod
-    def _unless_failed(result: T, error: Exception | None) -> T:
-        """Returns the result, or raises an exception if any rank has an error. Every rank must call this method."""
-        failed = distributed.all_reduce(torch.tensor(int(error is not None)))
-        if error is not None:
-            raise error
-        if failed:
-            raise distributed.PeerError("the validation has failed in another process")
-        return result
 
     # --- sums over tokens -------------------------------------------------------------------------------------------
 
@@ -167,7 +146,7 @@ class Validator:
         size = CLASSES * max(1, len(self.split.directions))
         return torch.zeros(size, dtype=torch.float64, device=device_of_sums(self.device))
 
-    def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    def micro_batches(self) -> list[tuple[int, RowNumbers]]:
         """Returns the micro-batches of this rank as tuples (class, pairs). `classes` has the class of each pair.
 
         A micro-batch has at most `max_tokens` tokens on each side. If the longest sentence of the split exceeds
@@ -191,6 +170,7 @@ class Validator:
 
     # --- scores, on rank 0 ------------------------------------------------------------------------------------------
 
+    @distributed.long_operation()  # metrics may load and run large models
     def _scores(self, totals: Totals) -> dict[str, float]:
         self.by_length = self._by_length(totals["", "loss"].sum(0))
         if not self.split.directions:
@@ -220,7 +200,7 @@ class Validator:
         """Returns the sacreBLEU signature of each metric for its newest score, by the name of the metric."""
         return {name: metric.signature for name, metric in self.metrics.items() if metric.signature}
 
-    def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:
+    def _outputs(self, target_lang: str | None, rows: RowNumbers | None) -> Outputs:
         """Returns the `Outputs` of `rows` (None: all rows): texts and number of target tokens. `sums` is empty."""
         texts = {"sources": self.sources, "hypotheses": self.hypotheses, "references": self.references}
         if rows is not None and self.translates:
@@ -229,10 +209,7 @@ class Validator:
         return Outputs(sums={}, tokens=self.split.counted_tokens(rows), target_lang=target_lang, **texts)
 
     def _scores_of(
-        self,
-        totals: Mapping[tuple[str, str], float],
-        target_lang: str | None,
-        rows: npt.NDArray[np.int64] | None = None,
+        self, totals: Mapping[tuple[str, str], float], target_lang: str | None, rows: RowNumbers | None = None
     ) -> dict[str, float]:
         """Returns the scores of `rows` (None: all rows). `totals` has the sums over these rows."""
         outputs = self._outputs(target_lang, rows)
@@ -280,7 +257,10 @@ class Validator:
             texts: dict[int, str] = {}
             for number in np.unique(self.directions[rows_of_rank]).tolist():
                 rows = rows_of_rank[self.directions[rows_of_rank] == number].tolist()
-                source, target = self._languages_of(number)
+                source, target = self.languages
+                if self.split.directions:
+                    direction = self.split.directions[number]
+                    source, target = codes_for(self.split.tokenizer, direction.source, direction.target)
                 translations = translator.translate(
                     [self.sources[row] for row in rows],
                     beam=self.beam, source_lang=source, target_lang=target, keep_loops=True,
@@ -293,13 +273,6 @@ class Validator:
             return None
         texts = {row: text for share in distributed.all_gather_object(translated) for row, text in share.items()}
         return [texts[row] for row in range(len(self.sources))]
-
-    def _languages_of(self, number: int) -> tuple[str | None, str | None]:
-        """Returns the language codes that the model needs for a direction."""
-        if not self.split.directions:
-            return self.languages
-        direction = self.split.directions[number]
-        return codes_for(self.split.tokenizer, direction.source, direction.target)
 
     def _translator(self, model: Architecture) -> "Translator":
         """Returns a translator that uses a copy of the model, with the engine and the layers of `nmtkit generate`.
@@ -347,6 +320,24 @@ class Validator:
         ]
         rows.sort(key=lambda row: row[3])
         return rows[: -RATED - 1 : -1], rows[:RATED]
+
+
+def _together(work: Callable[[], T]) -> T:
+    """Calls `work` and returns the result. Every rank must call this function.
+
+    If the work of a rank fails, this rank raises the error, and all other ranks raise PeerError.
+    """
+    error = None
+    try:
+        result = work()
+    except Exception as own:
+        error = own
+    failed = distributed.all_reduce(torch.tensor(int(error is not None)))
+    if error is not None:
+        raise error
+    if failed:
+        raise distributed.PeerError("the validation has failed in another process")
+    return result
 
 
 def _of_directions(signatures: Mapping[Direction, Mapping[str, str]]) -> dict[str, str]:

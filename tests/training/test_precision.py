@@ -16,7 +16,7 @@ def test_slow_products_in_bf16_are_announced_once(
 ) -> None:
     """A layer took ten times as long in bf16 as in fp32 on a processor with AVX2 only, and nothing was said."""
     monkeypatch.setattr(precision, "multiplies_in_bf16", lambda: has_bf16)
-    precision._warn_of_slow_products.cache_clear()
+    precision._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert [precision.resolve("bf16", CPU) for _ in range(2)] == ["bf16", "bf16"]
         assert precision.resolve("auto", CPU) == ("bf16" if has_bf16 else "fp32")

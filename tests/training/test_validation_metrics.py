@@ -214,11 +214,8 @@ def test_a_neural_metric_gets_the_sources_of_each_validation(tmp_path: Path) -> 
     for score, sources in zip(scores, (["a dog", "cat"], ["cat", "a dog"]), strict=True):
         assert score == pytest.approx(sum(reference.scores(texts["hypotheses"], sources=sources)) / 2, abs=1e-4)
     assert scores[0] != scores[1]
-    assert [METRICS[name].factory.higher_is_better for name in ("comet", "metricx", "metricx-qe")] == [
-        True,
-        False,
-        False,
-    ]
+    entries = [METRICS[name] for name in ("comet", "metricx", "metricx-qe")]
+    assert [entry.factory(entry.preset).higher_is_better for entry in entries] == [True, False, False]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 `check_forward` runs before the training of an architecture from a plug-in. `nmtkit.contracts` has further checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -30,6 +30,15 @@ def described(value: object) -> str:
         return repr(value)
     name = type(value).__name__
     return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+
+
+def check_sums(title: str, values: Mapping[str, object]) -> None:
+    """Raises ContractError unless each value is a tensor without dimensions. `title` names the component."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.dim():
+            raise ContractError(
+                f"{title} returned {described(value)} for {name!r}; it must be a tensor without dimensions, a sum"
+            )
 
 
 def words(lengths: tuple[int, ...], size: int, seed: int, longest: int | None = None) -> Packed:

@@ -54,8 +54,30 @@ class CrossEntropy(Criterion):
         return Loss(loss, {"nll": nll})
 
 
+class TwoPasses(CrossEntropy):
+    """Smoothed cross-entropy plus the divergence between two passes. Validation makes a single pass."""
+
+    passes = 2.0
+    share: float  # `output_two_pass_loss` explains `share` and `alpha`
+    alpha: float
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        if not self.training:
+            return super().compute_loss(model, batch)
+        first, second = model(batch.source, batch.target_input), self.second_pass(model, batch)
+        output, target, smoothing = model.output_projection, batch.target_output, self.label_smoothing
+        loss, nll, divergence = output_two_pass_loss(
+            output, first, second, target, smoothing, share=self.share, alpha=self.alpha
+        )
+        return Loss(loss, {"nll": nll, "divergence": divergence})
+
+    def second_pass(self, model: Architecture, batch: Batch) -> Tensor:
+        """Returns the features of the second pass, a tensor [tokens, model width]."""
+        return model(batch.source, batch.target_input)
+
+
 @CRITERIONS.register("r_drop", RDropConfig())
-class RDrop(CrossEntropy):
+class RDrop(TwoPasses):
     """Smoothed cross-entropy plus alpha / 2 times the symmetric Kullback-Leibler divergence of two dropout passes.
 
     This loss is half of equation 4 of Liang et al. (2021, arXiv 2106.14448). It is the mean over the two passes instead
@@ -63,23 +85,15 @@ class RDrop(CrossEntropy):
     because without dropout both passes would be equal.
     """
 
-    passes = 2.0
+    share = 0.5
 
     def __init__(self, config: RDropConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.alpha = config.r_drop_alpha
-
-    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
-        if not self.training:
-            return super().compute_loss(model, batch)
-        first, second = model(batch.source, batch.target_input), model(batch.source, batch.target_input)
-        return two_pass_loss(
-            model, batch, self.label_smoothing, first=first, second=second, share=0.5, alpha=self.alpha / 2
-        )
+        self.alpha = config.r_drop_alpha / 2
 
 
 @CRITERIONS.register("simcut", SimCutConfig())
-class SimCut(CrossEntropy):
+class SimCut(TwoPasses):
     """Smoothed cross-entropy plus alpha times the Kullback-Leibler divergences KL(p || q) + KL(q || p) of two passes.
 
     p and q are the distributions of the first and the second pass. In the second pass, the embedding of each source and
@@ -87,33 +101,12 @@ class SimCut(CrossEntropy):
     have dropout and gradients. Validation makes a single pass.
     """
 
-    passes = 2.0
+    share = 0.0
 
     def __init__(self, config: SimCutConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.alpha, self.rate = config.simcut_alpha, config.simcut_rate
+        self.alpha, self.rate = 2 * config.simcut_alpha, config.simcut_rate
 
-    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
-        if not self.training:
-            return super().compute_loss(model, batch)
-        first = model(batch.source, batch.target_input)
+    def second_pass(self, model: Architecture, batch: Batch) -> Tensor:
         with token_cutoff(model.token_embeddings(), self.rate):
-            second = model(batch.source, batch.target_input)
-        return two_pass_loss(
-            model, batch, self.label_smoothing, first=first, second=second, share=0.0, alpha=2 * self.alpha
-        )
-
-
-def two_pass_loss(
-    model: Architecture, batch: Batch, smoothing: float, *, first: Tensor, second: Tensor, share: float, alpha: float
-) -> Loss:
-    """Returns the loss of two passes over a batch, and its counts.
-
-    `first` and `second` are the features of the passes, tensors [tokens, model width]. `output_two_pass_loss` explains
-    `share` and `alpha`.
-    """
-    output = model.output_projection
-    loss, nll, divergence = output_two_pass_loss(
-        output, first, second, batch.target_output, smoothing, share=share, alpha=alpha
-    )
-    return Loss(loss, {"nll": nll, "divergence": divergence})
+            return super().second_pass(model, batch)

@@ -1,6 +1,6 @@
 """Word-level distillation (Kim and Rush 2016, section 3.1), with a running teacher or with stored probabilities."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -94,53 +94,45 @@ class Distillation(CrossEntropy):
         if not self.training:
             return super().compute_loss(model, batch)
         features = model(batch.source, batch.target_input)
-        distribution = self.running(batch) if self.stored is None else self.read(self.stored, batch)
+        ids, probabilities = self.running(batch) if self.stored is None else self.read(self.stored, batch)
         sums = features.new_zeros(2, dtype=torch.float32)
         for start in range(0, len(features), CHUNK):
             chunk = slice(start, start + CHUNK)
-            target, (ids, probabilities) = batch.target_output[chunk], distribution(chunk)
+            tokens = features[chunk], batch.target_output[chunk], ids[chunk], probabilities[chunk]
             # the backward pass computes the logits again, so the forward pass does not keep them
-            sums = sums + checkpoint(
-                losses, model.output_projection, features[chunk], target, ids, probabilities, use_reentrant=False
-            )
+            sums = sums + checkpoint(losses, model.output_projection, *tokens, use_reentrant=False)
         nll, divergence = sums.unbind()
         total = (1 - self.weight) * nll + self.weight * divergence
         return Loss(total, {"nll": nll.detach(), "teacher": divergence.detach()})
 
-    @torch.no_grad()
-    def running(self, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
-        """Runs the teachers. Returns a function that maps a slice of tokens to the candidates of these tokens.
+    def running(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Runs the teachers. Returns ids [T, C] and probabilities [T, C] of candidates. The probabilities sum to 1."""
+        ids, probabilities = most_probable(self.teachers, batch, self.candidates)
+        return ids, probabilities / probabilities.sum(-1, keepdim=True)
 
-        The function returns the ids [T, C] of the candidates, and their probabilities [T, C], whose sum is 1.
-        """
-        states = [teacher(batch.source, batch.target_input) for teacher in self.teachers]
-
-        def distribution(tokens: slice) -> tuple[Tensor, Tensor]:
-            rows = [state[tokens] for state in states]
-            ids, probabilities = most_probable(self.teachers, rows, self.candidates)
-            return ids, probabilities / probabilities.sum(-1, keepdim=True)
-
-        return distribution
-
-    def read(self, stored: TeacherFile, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
-        """Reads stored candidates. Returns a function like the function that `running` returns."""
+    def read(self, stored: TeacherFile, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Reads stored candidates. Returns ids and probabilities like `running`."""
         target = batch.target_output.cpu().numpy()
         rows = stored.read(batch.pairs.tolist(), target, target != IGNORE_INDEX)
         ids, log_probabilities = (torch.from_numpy(part[:, : self.candidates]) for part in rows)
         device = batch.target_output.device
-        ids, probabilities = ids.to(device), log_probabilities.to(device).softmax(-1)
-        return lambda tokens: (ids[tokens], probabilities[tokens])
+        return ids.to(device), log_probabilities.to(device).softmax(-1)
 
 
 @torch.no_grad()
-def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
+def most_probable(teachers: Sequence[Architecture], batch: Batch, number: int) -> tuple[Tensor, Tensor]:
     """Returns the ids [T, C] and the probabilities [T, C] of the most probable pieces, best first.
 
-    The probabilities are means over the teachers. `states` has the features [T, D] of each teacher.
+    The probabilities are means over the teachers.
     """
-    outputs = [teacher.output_projection(state) for teacher, state in zip(teachers, states, strict=True)]
-    mean = torch.stack([output.float().softmax(-1) for output in outputs]).mean(0)
-    probabilities, ids = mean.topk(min(number, mean.shape[-1]), -1)
+    states = [teacher(batch.source, batch.target_input) for teacher in teachers]
+    best = []
+    for start in range(0, len(batch.target_output), CHUNK):
+        rows = [state[start : start + CHUNK] for state in states]
+        outputs = [teacher.output_projection(row) for teacher, row in zip(teachers, rows, strict=True)]
+        mean = torch.stack([output.float().softmax(-1) for output in outputs]).mean(0)
+        best.append(mean.topk(min(number, mean.shape[-1]), -1))
+    probabilities, ids = (torch.cat(each) for each in zip(*best, strict=True))
     return ids, probabilities
 
 
@@ -158,12 +150,7 @@ def teacher_rows(
     parts = micro_batches(np.arange(pairs.start, pairs.stop), split.source.lengths, split.target.lengths, max_tokens)
     for part in parts:
         batch = split.batch(part).to(device)
-        states = [teacher(batch.source, batch.target_input) for teacher in teachers]
-        results = [
-            most_probable(teachers, [state[start : start + CHUNK] for state in states], stored.candidates)
-            for start in range(0, len(batch.target_output), CHUNK)
-        ]
-        ids, probabilities = (torch.cat(each).cpu() for each in zip(*results, strict=True))
+        ids, probabilities = (each.cpu() for each in most_probable(teachers, batch, stored.candidates))
         where = np.concatenate([np.r_[stored.rows_of(pair)[1]] for pair in part.tolist()])
         rows["target"][where], rows["ids"][where] = batch.target_output.cpu().numpy(), ids.numpy()
         rows["log_probabilities"][where] = probabilities.clamp_min(1e-30).log().numpy()
@@ -188,8 +175,5 @@ def load_teacher(path: Path, tokenizer: Tokenizer) -> Architecture:
     model, other = from_checkpoint(path)
     check_translation_models([path], [model])
     if other.fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            f"{path} has a different tokenizer than the dataset; make the dataset with preprocess "
-            f"--tokenizer-from {path}"
-        )
+        raise ValueError(f"{path} has a different tokenizer than the dataset; preprocess with --tokenizer-from {path}")
     return model.requires_grad_(False)

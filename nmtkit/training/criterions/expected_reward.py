@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.config import Config, option
-from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.data.packed import IGNORE_INDEX, Batch, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.losses import output_cross_entropy
@@ -106,14 +106,11 @@ class ExpectedReward(Criterion):
         self, model: Architecture, source: Packed, directions: Sequence[Constraints]
     ) -> list[list[list[int]]]:
         """Returns the candidates of each sentence, in the language of its target, as target ids without eos."""
-        lengths: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": self.config.candidate_extra}
         size = self.config.candidates_per_sentence
+        search: dict[str, Any] = {"beam": size}
         if self.config.candidates == "sample":
-            options = SearchOptions(
-                sampling=True, nbest=size, lenpen=0.0, seed=int(torch.randint(2**31, ())), **lengths
-            )
-        else:
-            options = SearchOptions(beam=size, nbest=size, lenpen=0.0, **lengths)
+            search = {"sampling": True, "seed": int(torch.randint(2**31, ()))}
+        options = SearchOptions(nbest=size, lenpen=0.0, max_len_a=1.0, max_len_b=self.config.candidate_extra, **search)
         with evaluating(model):
             results = beam_search([model], source, options, directions)
         return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in results]
@@ -193,10 +190,10 @@ def evaluating(model: Architecture) -> Iterator[None]:
 
 def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[list[int]]) -> Tensor:
     """Returns log p of each target including eos, given the sentence of `memory` with the same index: [C]."""
-    lengths = torch.tensor([len(target) + 1 for target in targets])
-    layout = Layout.of(lengths).to(memory.values.device)
-    inputs = torch.tensor([token for target in targets for token in (BOS, *target)]).to(memory.values.device)
-    outputs = torch.tensor([token for target in targets for token in (*target, EOS)]).to(memory.values.device)
-    logits = model.output_projection(model.decode(memory, Packed(inputs, layout)))
-    nll = F.cross_entropy(logits.float(), outputs, reduction="none")
-    return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
+    inputs, outputs = (
+        Packed.from_lists(sentences).to(memory.values.device)
+        for sentences in ([[BOS, *target] for target in targets], [[*target, EOS] for target in targets])
+    )
+    logits = model.output_projection(model.decode(memory, inputs))
+    nll = F.cross_entropy(logits.float(), outputs.values, reduction="none")
+    return nll.new_zeros(len(targets)).index_add(0, inputs.layout.segment_ids, -nll)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.architectures.contract import ContractError, described
+from nmtkit.models.architectures.contract import ContractError, check_sums, described, evaluated
 
 SMALL = 1e-4  # losses and counts below this value are not compared
 MEAN = 0.2  # if a batch of twice the size increases a value by less than this share, the value is a mean
@@ -68,15 +68,9 @@ class Criterion(nn.Module, ABC):
         if not isinstance(loss.counts, dict) or "nll" not in loss.counts:
             counts = sorted(loss.counts) if isinstance(loss.counts, dict) else described(loss.counts)
             raise ContractError(
-                f"criterion {name} returned counts {counts} without 'nll', the summed negative log-likelihood, which "
-                "perplexity needs"
+                f"criterion {name} returned counts {counts} without 'nll', the negative log-likelihood for perplexity"
             )
-        for key, value in {"sum": loss.sum, **loss.counts}.items():
-            if not isinstance(value, Tensor) or value.dim():
-                raise ContractError(
-                    f"criterion {name} returned {described(value)} for {key!r}; it must be a tensor without "
-                    "dimensions, a sum"
-                )
+        check_sums(f"criterion {name}", {"sum": loss.sum, **loss.counts})
         return loss
 
 
@@ -90,14 +84,12 @@ def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Ba
 
     Both passes are in evaluation mode and without gradients. Modes and the random state of the CPU are restored.
     """
-    modes = criterion.training, model.training
+    training = criterion.training
     criterion.eval()
-    model.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with evaluated(model):
         torch.manual_seed(1)
         once, double = criterion(model, pairs), criterion(model, twice)
-    criterion.train(modes[0])
-    model.train(modes[1])
+    criterion.train(training)
     for name, single in {"sum": once.sum, **once.counts}.items():
         before, after = float(single), float(double.sum if name == "sum" else double.counts[name])
         if abs(before) > SMALL and abs(after / before - 1) < MEAN:

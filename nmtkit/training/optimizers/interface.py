@@ -12,8 +12,9 @@ Before every step, the trainer sets "lr" of each group to the learning rate of t
 group if present.
 """
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +29,7 @@ ParameterGroups = list[dict[str, Any]]
 class OptimizerRegistry(Registry[Optimizer]):
     """The registry of optimizers. `on_shards` holds the names of the optimizers that work on shards of parameters."""
 
-    def __init__(self) -> None:
-        super().__init__("optimizer", "--optimizer")
-        self.on_shards: set[str] = set()
+    on_shards: frozenset[str] = frozenset()
 
     def register(
         self, name: str, preset: Any, works_on_shards: bool = False
@@ -41,17 +40,11 @@ class OptimizerRegistry(Registry[Optimizer]):
         state) gives the same values as a step on the whole parameter. This is true, for example, for element-wise
         optimizers.
         """
-        keep = super().register(name, preset)
-
-        def declare(factory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-            keep(factory)
-            self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
-            return factory
-
-        return declare
+        self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
+        return super().register(name, preset)
 
 
-OPTIMIZERS = OptimizerRegistry()
+OPTIMIZERS = OptimizerRegistry("optimizer", "--optimizer")
 
 
 class DeviceSkippingOptimizer(Optimizer):
@@ -64,8 +57,7 @@ class DeviceSkippingOptimizer(Optimizer):
     found_inf: Tensor | None = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -89,6 +81,24 @@ def unless_skipped(gradient: Tensor, found_inf: Tensor | None) -> tuple[Tensor, 
     return gradient.masked_fill(skipped, 0.0), applied.masked_fill(skipped, 0.0)
 
 
+@contextlib.contextmanager
+def exchanged(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """The context in which the two tensors of each pair have exchanged their values. Afterwards, both are restored."""
+
+    def exchange() -> None:
+        with torch.no_grad():
+            for one, other in pairs:
+                held = one.clone()
+                one.copy_(other)
+                other.copy_(held)
+
+    exchange()
+    try:
+        yield
+    finally:
+        exchange()
+
+
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:
     """Returns the names of the parameters in each group of an optimizer.
 
@@ -106,11 +116,10 @@ def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> l
 def state_bytes(optimizer: str, config: Any, groups: Iterable[Mapping[str, Any]]) -> int:
     """Returns the bytes of the state of an optimizer. An unknown optimizer is assumed to need as much as Adam."""
     momentum = 4 if getattr(config, "momentum", 0) else 0
-    per_parameter = {"adafactor": 0, "lion": 4, "schedule_free_adamw": 12, "sgd": momentum}
-    numbers = {"matrices": 0, "others": 0}
+    per_parameter = {"adafactor": 0, "lion": 4, "schedule_free_adamw": 12, "sgd": momentum}.get(optimizer, 8)
+    total = 0
     for group in groups:
-        kind = "matrices" if str(group.get("name")).startswith("matrices") else "others"
-        numbers[kind] += sum(parameter.numel() for parameter in group["params"])
-    if optimizer == "muon":  # one momentum for matrices, two moments of AdamW for all other parameters
-        return 4 * numbers["matrices"] + 8 * numbers["others"]
-    return per_parameter.get(optimizer, 8) * sum(numbers.values())
+        # Muon has one momentum for matrices, and the two moments of AdamW for all other parameters.
+        has_momentum = optimizer == "muon" and str(group.get("name")).startswith("matrices")
+        total += (4 if has_momentum else per_parameter) * sum(parameter.numel() for parameter in group["params"])
+    return total

@@ -89,9 +89,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Makes a step. Does not support a `closure`."""
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             rate, momentum = float(group["lr"]), group["momentum"]
             for parameter in group["params"]:
@@ -156,9 +154,8 @@ class CompositeOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         self._share()
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Makes a step of each optimizer. Does not support a `closure`, because each optimizer would call it."""
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
+        """Makes a step of each optimizer. There is no `closure`, because each optimizer would call the closure."""
         for optimizer in self.optimizers:
             if self._step_supports_amp_scaling:
                 for name in ("found_inf", "grad_scale"):
