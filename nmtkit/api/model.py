@@ -138,7 +138,8 @@ class Model:
         model.
         """
         if not all(model.reads_source for model in self._translator.originals):
-            raise ValueError('a language model does not translate; model.score("", text) returns a log probability')
+            hint = 'model.score("", text) returns a log probability'
+            raise ValueError(f"this model is a language model, which does not translate; {hint}")
         search, text = translation_options(options, nbest)
         single = isinstance(source, str | Request)
         requests = (_request(line, index) for index, line in enumerate(items(source)))

@@ -81,6 +81,7 @@ def test_translations_are_those_of_the_command(model: nmtkit.Model, path: Path, 
     assert objects[0].hypotheses[0].alignment == rows[0]["hypotheses"][0]["alignment"]
 
 
+@pytest.mark.slow
 def test_a_text_gives_a_text_a_list_a_list_and_an_iterable_an_iterator(model: nmtkit.Model) -> None:
     one = model.translate(LINES[0])
     assert isinstance(one, str) and one
@@ -107,6 +108,7 @@ def test_an_iterator_reads_ahead_no_more_than_a_window(model: nmtkit.Model, monk
     assert read == ["a dog", "a cat"]
 
 
+@pytest.mark.slow
 def test_requests_carry_prefixes_and_phrases(model: nmtkit.Model) -> None:
     request = nmtkit.Request("the dog runs .", prefix="the cat", avoided=["dog"])
     assert model.translate(request).startswith("the cat")
@@ -170,6 +172,7 @@ def test_a_reference_which_translate_does_not_read_is_refused(model: nmtkit.Mode
 # --- load -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
     other = save_tiny_transformer(tmp_path / "other.pt", tiny_tokenizer(), sharpness=6, seed=2)
     rows = generated(path, tmp_path, "--path", str(other))
@@ -181,6 +184,7 @@ def test_an_ensemble_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
             method("a dog")
 
 
+@pytest.mark.slow
 def test_int8_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
     rows = generated(path, tmp_path, "--precision", "int8", "--nbest", "1")
     found = nmtkit.load(str(path), device="cpu", precision="int8").translate(LINES, nbest=1)
@@ -203,6 +207,7 @@ def test_a_wrong_setting_of_load_is_named(path: Path, options: dict[str, Any], m
         nmtkit.load(path, **options)
 
 
+@pytest.mark.slow
 def test_a_trainable_model_has_all_parameters_gradients_and_hooks(path: Path, model: nmtkit.Model) -> None:
     trainable = nmtkit.load(path, device="cpu", trainable=True)
     architecture, calls = trainable.architectures[0], []
@@ -426,6 +431,7 @@ def test_a_run_logs_validation_sentences_with_separators_of_lines(mirror_data: P
     assert translations.count(b"\n") == 3
 
 
+@pytest.mark.slow
 def test_the_same_call_resumes_and_a_config_file_is_a_setting(mirror_data: Path, tmp_path: Path) -> None:
     settings = SHORT | {"save_dir": str(tmp_path / "run"), "max_update": 2, "validate_interval": None}
     first = nmtkit.train(settings, mirror_data)

@@ -59,6 +59,7 @@ def cut(ids: torch.Tensor) -> tuple[int, ...]:
     return tuple(output[: output.index(EOS) + 1] if EOS in output else output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("languages", [(), ("en", "pl", "it")], ids=["bilingual", "multilingual"])
 def test_more_samples_than_outputs_give_every_output_once_with_its_probability(
     languages: tuple[str, ...], tmp_path: Path

@@ -45,6 +45,7 @@ def test_the_model_in_the_cache_is_the_model_of_the_package(tmp_path: Path, monk
         assert cached.keys() == expected.keys() and all((cached[name] == expected[name]).all() for name in expected)
 
 
+@pytest.mark.slow
 def test_a_restricted_identifier_equals_py3langid_with_these_languages() -> None:
     langid = pytest.importorskip("py3langid.langid")
     plain = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

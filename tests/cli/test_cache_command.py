@@ -32,6 +32,7 @@ def commits(hub: HubServer, tmp_path: Path) -> dict[str, str]:
     return known
 
 
+@pytest.mark.slow
 def test_the_list_has_names_sizes_and_last_uses(commits: dict[str, str]) -> None:
     (user_cache() / "machine-code-0123").mkdir()
     (user_cache() / "machine-code-0123" / "code").write_bytes(bytes(2_000_000))
@@ -46,6 +47,7 @@ def test_the_list_has_names_sizes_and_last_uses(commits: dict[str, str]) -> None
     assert cache("dir").stdout == f"{user_cache()}\n"
 
 
+@pytest.mark.slow
 def test_models_are_removed_by_name(commits: dict[str, str], hub: HubServer) -> None:
     cache("remove", "hf:org/one@v2")
     assert [line.split()[0] for line in cache().stdout.splitlines()] == [
@@ -57,6 +59,7 @@ def test_models_are_removed_by_name(commits: dict[str, str], hub: HubServer) -> 
     assert len(hub.asked(f"GET /lfs/{commits['hf:org/one@main']}/model.pt")) == 1
 
 
+@pytest.mark.slow
 def test_a_wrong_name_removes_nothing(commits: dict[str, str]) -> None:
     before = cache().stdout
     for names in (["hf:org/none"], ["hf:org/one", "hf:org/none"], ["hf:org/one@v9"], ["hf:org/one@"], []):
@@ -69,6 +72,7 @@ def test_a_wrong_name_removes_nothing(commits: dict[str, str]) -> None:
     assert cache().stdout == before
 
 
+@pytest.mark.slow
 def test_prune_removes_imports_of_other_versions_leftovers_and_unused_models(commits: dict[str, str]) -> None:
     folder = user_cache() / "models" / "org--two"
     (current,) = (path for path in folder.iterdir() if path.is_dir())

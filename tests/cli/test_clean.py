@@ -93,6 +93,7 @@ def test_each_kind_of_noise_has_its_reason(folder: Path) -> None:
             assert reasons[" ".join(source.split()), " ".join(target.split())] == name
 
 
+@pytest.mark.slow
 def test_good_pairs_stay_and_no_pair_is_lost(folder: Path) -> None:
     kept, dropped = read(folder / "out.tsv"), read(folder / "dropped.jsonl")
     before = read(folder / "noisy.tsv")

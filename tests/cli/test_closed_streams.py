@@ -73,6 +73,7 @@ def check_error(code: int, stderr: str) -> None:
     assert error.startswith("nmtkit: error: "), stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [None, "/dev/full"], ids=["closed", "full"])
 @pytest.mark.parametrize("command", WRITERS.values(), ids=WRITERS)
 def test_output_that_cannot_be_written_is_an_error(

@@ -200,6 +200,7 @@ def test_a_line_without_words_has_the_fields_of_other_lines(folder, tmp_path, mo
     assert len(lines[1]["hypotheses"]) == 1 and lines[1]["hypotheses"][0].get("utility", 100.0) == 100.0
 
 
+@pytest.mark.slow
 def test_a_dataset_gives_what_its_text_gives_and_is_checked(folder, tmp_path):
     """A dataset with the tokenizer of the checkpoint is translated; a dataset with another tokenizer is refused."""
     tokenizer = Tokenizer.from_state(checkpoint.load(folder / "model.pt")["tokenizer"])

@@ -91,6 +91,7 @@ def test_random_flags_and_lines_do_not_break_generate(folder, monkeypatch):
     fuzz_generate(folder, range(60))
 
 
+@pytest.mark.slow
 def test_random_flags_and_lines_do_not_break_score(folder, monkeypatch):
     monkeypatch.chdir(folder)
     fuzz_score(folder, range(60))

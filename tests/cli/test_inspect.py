@@ -48,6 +48,7 @@ def test_parameters_are_counted_by_part_and_shared_ones_once(run_folder: Path) -
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path) -> None:
     described = json.loads(inspect(str(run_folder / "last.pt"), "--format", "json").output)
     assert described["sections"]["Checkpoint"]["updates"] == 2

@@ -38,6 +38,7 @@ def files(hub: HubServer, name: str) -> dict[str, bytes]:
     return repository.commits[repository.refs["main"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["checkpoint", "safetensors", "huggingface"])
 def test_a_pushed_model_translates_by_its_name(
     hub: HubServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
@@ -85,6 +86,7 @@ def test_a_pushed_copy_is_also_kept(
     assert not hub.repository("org/m").private
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_keeps_its_origin_and_licence(
     hub: HubServer, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_the_command_of_a_pushed_model_has_the_flags_that_the_model_needs(
     assert command in files(hub, "org/many")["README.md"].decode()
 
 
+@pytest.mark.slow
 def test_every_refusal_is_one_line_and_uploads_nothing(
     hub: HubServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_the_saved_config_alone_starts_or_resumes_the_run_from_anywhere(
     CRITERIONS.entries.pop("mine")
 
 
+@pytest.mark.slow
 def test_a_run_is_rebuilt_from_its_averaged_checkpoint_to_the_bit(mirror_data: Path, tmp_path: Path) -> None:
     flags = [*TINY.split(), "--seed", 5, "--dropout", 0.3, "--save-interval-updates", 1, "--keep-last", "none"]
     assert train(mirror_data, *flags, "--save-dir", tmp_path / "one").exit_code == 0
@@ -223,6 +224,7 @@ class Broken(Fixed):
 """
 
 
+@pytest.mark.slow
 def test_only_plugins_that_the_model_needs_are_named_for_generate(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "criterion.py").write_text(PLUGIN)
     gru = Path(__file__).parents[2] / "examples" / "plugin" / "gru.py"

@@ -274,6 +274,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "names", "message"), BROKEN, ids=[cls.__name__ for cls, *_ in BROKEN])
 def test_an_architecture_that_breaks_a_promise(registered: Any, cls: type, names: list[str], message: str) -> None:
     name = registered(ARCHITECTURES, cls)

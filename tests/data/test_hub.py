@@ -219,6 +219,7 @@ def test_without_the_extra(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> N
         hub_client.download("org/tiny", kind="model")
 
 
+@pytest.mark.slow
 def test_an_upload_is_one_commit(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     (tmp_path / "model.pt").write_bytes(WEIGHTS)
@@ -256,6 +257,7 @@ def test_uploads_without_rights_change_nothing(hub: HubServer, monkeypatch: pyte
     assert not hub.repository("others/model").messages and not hub.repository("org/public").messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", ["PUT /upload", "POST .*preupload", "POST .*batch", "POST .*/commit/"])
 def test_an_upload_that_breaks_leaves_nothing(hub: HubServer, monkeypatch: pytest.MonkeyPatch, request_: str) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)

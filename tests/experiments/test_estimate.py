@@ -45,6 +45,7 @@ def test_flop_of_a_transformer_are_those_of_the_formula(name: str, d: int, inner
     assert expected.flops == transformer_flop(25_000, 64, d, 2 * d * inner, 2, 37_000)
 
 
+@pytest.mark.slow
 def test_flop_of_a_mixture_are_those_of_the_active_experts() -> None:
     config = ARCHITECTURES["transformer_moe"].preset
     expected = estimate.estimate(plan("transformer_moe", **TWO_LAYERS), PIECES, sentence_tokens=64)

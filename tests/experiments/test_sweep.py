@@ -461,6 +461,7 @@ def test_a_signal_at_the_start_of_a_run_reaches_the_run(tmp_path: Path, monkeypa
     assert runner.received == signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_run_ends_if_the_study_fails_that_watches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
     started: list[subprocess.Popen[str]] = []

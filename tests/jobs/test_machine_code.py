@@ -110,6 +110,7 @@ SLOW = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_compile_once() -> None:
     processes = [subprocess.Popen([*program(SLOW), "0.5"], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate()[0] for process in processes]

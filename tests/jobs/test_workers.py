@@ -167,6 +167,7 @@ def test_a_worker_without_an_answer_is_stopped_and_reported(
     assert time.monotonic() - start < 500  # the task hangs for 1,000 seconds
 
 
+@pytest.mark.slow
 def test_time_in_which_the_scheduler_does_not_wait_is_no_hang(remote: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)

@@ -100,6 +100,7 @@ def told(address: str, folder: Path, script: str, *flags: str, place: str = "") 
     return json.loads(html.unescape(found[1]))
 
 
+@pytest.mark.slow
 def test_a_text_is_copied_and_downloaded_only_when_all_of_it_is_translated(address: str, tmp_path: Path) -> None:
     script = """
         const seen = {}, buttons = ["copy", "download"].map(id => document.getElementById(id));
@@ -124,6 +125,7 @@ def test_a_text_is_copied_and_downloaded_only_when_all_of_it_is_translated(addre
     }
 
 
+@pytest.mark.slow
 def test_a_text_over_the_limit_waits_for_nothing(address: str, tmp_path: Path) -> None:
     script = """
         await pause(500);

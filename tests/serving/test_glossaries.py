@@ -131,6 +131,7 @@ def test_a_folder_that_cannot_be_written_is_an_answer_to_the_client(tmp_path: Pa
     assert error.value.status == 507 and store.glossaries == {}
 
 
+@pytest.mark.slow
 def test_the_state_has_a_single_server_and_keeps_counts(tmp_path: Path) -> None:
     with state_folder(tmp_path / "new" / "state") as (usage, store):
         usage.count(ApiKey("a"), characters=5)

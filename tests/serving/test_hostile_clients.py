@@ -173,6 +173,7 @@ def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server
     assert statuses(found) == [403]  # 504 would be the answer after a wait for the body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

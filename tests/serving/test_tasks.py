@@ -222,6 +222,7 @@ def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs
     assert options - flags == {"markup"} and set(OWN_TEXT_FIELDS) <= options
 
 
+@pytest.mark.slow
 def test_each_pair_splits_by_its_source_language(path):
     pytest.importorskip("sentencex")
     models = load_models(job((PAIR, path), (("fr", "de"), path), split_sentences=True))
@@ -298,6 +299,7 @@ def test_a_glossary_that_was_deleted_while_its_request_waited_is_404(path, tmp_p
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path):
     pytest.importorskip("safetensors")
     for name, pairs in (
@@ -398,6 +400,7 @@ def test_all_pairs_of_a_multilingual_checkpoint_are_served(multilingual, caplog)
     assert caplog.text.count("zero-shot") == 3  # one for the server, and one for each pair of `translator`
 
 
+@pytest.mark.slow
 def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
     models = load_models(job((None, multilingual), pivot="en"))
     assert "zero-shot" not in caplog.text

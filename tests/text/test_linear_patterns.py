@@ -61,6 +61,7 @@ def seconds(pattern: re.Pattern, text: str, anchored: bool) -> float:
     return time.process_time() - start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", patterns())
 def test_no_pattern_takes_quadratic_time(name):
     """A quadratic pattern took 26 s for %000… with 20,000 characters, and {{{… with a million took ten minutes."""

@@ -125,6 +125,7 @@ def test_twenty_thousand_nested_tags_are_put_back(name):
     assert line.restore("Ein Hund", word_by_word("A dog", "Ein Hund")) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["<b>x ", "<b>", "</b>x ", "x</b><b>", "<!--", "<a '", '<a x="', "<a ='\">", "<",
                                   "<b", "<!", "<br>x ", "&amp;", "<a =\"'<a ='\"", "<b>x</b> "])  # fmt: skip
 def test_the_work_grows_linearly_with_the_line(unit):

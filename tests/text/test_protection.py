@@ -282,6 +282,7 @@ def test_a_span_at_the_end_of_the_text_is_not_longer_than_the_text():
     assert restored(source, "Hund", known=False) == "Hund { dog } {a}"
 
 
+@pytest.mark.slow
 def test_none_of_a_thousand_placeholders_is_lost():
     draw = random.Random(1)
     for number in range(1000):
@@ -300,6 +301,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_the_work_for_a_line_grows_linearly_with_its_length(unit):
     def work(length: int) -> int:
@@ -354,6 +356,7 @@ def test_every_pattern_has_an_example():
         assert any(re.search(pattern, match) for match in MATCHES), pattern
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("match", MATCHES)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "cut out"])
 def test_no_start_or_end_of_a_line_raises_or_loses_a_span(match, known):

@@ -111,6 +111,7 @@ def test_a_run_resumes_without_the_files_from_which_it_started(
         assert refused.exit_code == 2 and f"--finetune-from {own}" in refused.stderr.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_finetune_from_none_overrides_the_base_of_a_config_file_and_its_architecture(
     base: Path, tmp_path: Path
 ) -> None:
@@ -357,6 +358,7 @@ def test_each_subset_is_validated_and_one_of_them_is_followed(base: Path, domain
     assert "loss@valid1 by update" in (tmp_path / "both/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path, tmp_path: Path) -> None:
     more = ["--finetune-from", base, "--valid-subset", "valid,valid1", "--validate-interval-updates", 1]
     more += ["--patience", 2, "--max-update", 300, "--lr", 0.5, "--best-checkpoint-metric", "loss@valid1"]

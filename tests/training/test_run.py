@@ -181,6 +181,7 @@ def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirro
     assert best[0][3] == max(row[3] for row in best) and worst[0][3] == min(row[3] for row in worst)
 
 
+@pytest.mark.slow
 def test_hours_of_training_end_the_run_and_count_from_its_start(mirror_data: Path, tmp_path: Path) -> None:
     end = train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=0.5 / 3600)
     assert 1 <= end.updates < 100_000
@@ -209,6 +210,7 @@ def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
     assert min(valid) == valid[-3]
 
 
+@pytest.mark.slow
 def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
     run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1, batch_tokens=600), mirror_data, Lines())
     assert run.run().updates == 2 * len(list(run.loader.sampler.epoch(0)))
@@ -242,6 +244,7 @@ def test_resuming_another_run_names_the_difference(
         train(mirror_data, tmp_path / "run", max_update=2, **change)
 
 
+@pytest.mark.slow
 def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +350,7 @@ def test_a_folder_is_locked_until_its_run_ends_be_it_by_kill(mirror_data: Path, 
     assert train(mirror_data, tmp_path / "run", max_update=2).updates == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_lock_that_another_machine_does_not_show_is_known_by_its_signs_of_life(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
@@ -371,6 +375,7 @@ def test_a_lock_that_another_machine_does_not_show_is_known_by_its_signs_of_life
         ended.set()
 
 
+@pytest.mark.slow
 def test_the_log_says_how_a_run_ended(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
     monkeypatch.setattr(Lines, "tick", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -470,6 +475,7 @@ def test_the_next_command_averages_the_last_checkpoints_without_an_older_best(
     assert " --last 2 " in average
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"valid_subset": ("test",)}, {"valid_sentences": 5}, {"label_smoothing": 0.3}], ids=str
 )
@@ -501,6 +507,7 @@ def test_scores_of_another_beam_or_kind_of_a_metric_are_not_compared(
     assert best["bleu"].update == 3 and best["loss"].update == 1  # the loss does not depend on the translations
 
 
+@pytest.mark.slow
 def test_the_best_score_of_another_metric_is_that_of_the_kept_checkpoints(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

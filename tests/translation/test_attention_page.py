@@ -90,6 +90,7 @@ def dump(folder, text, address="", *flags):
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_browser_shows_every_head_and_finds_that_rows_sum_to_one(attention, tmp_path):
     shown = dump(tmp_path, page(attention.source, attention.target, attention.weights, "Attention"))
@@ -105,6 +106,7 @@ def test_a_browser_shows_every_head_and_finds_that_rows_sum_to_one(attention, tm
     assert float(error[1]) < 1e-5
 
 
+@pytest.mark.slow
 @needs_browser
 def test_an_address_opens_a_head_and_follows_a_token_through_all_of_them(attention, tmp_path):
     shown = dump(
@@ -126,6 +128,7 @@ def test_an_address_opens_a_head_and_follows_a_token_through_all_of_them(attenti
     assert captions[6] == "→ <b>start</b> 100 %"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pointing_at_a_token_follows_it_and_leaving_lets_go(attention, tmp_path):
     script = """
@@ -155,6 +158,7 @@ def test_pointing_at_a_token_follows_it_and_leaving_lets_go(attention, tmp_path)
     assert report["title"] == "Encoder self-attention, layer 2, head 1"
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(
     ("hover", "verbs", "other"),

@@ -165,6 +165,7 @@ def listed(path, tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", REQUIRING[:-1], ids=str)
 def test_a_required_text_that_is_already_there_changes_nothing(listed, search):
     model, draw = nmtkit.load(listed), random.Random(4)

@@ -152,6 +152,7 @@ def test_samples_and_searches_without_repetitions_are_never_decoded_again(plain_
             SearchOptions(keep_loops=True, **option)
 
 
+@pytest.mark.slow
 def test_prefixes_and_constraints_hold_in_the_second_search(plain_path: Path) -> None:
     model = nmtkit.load(plain_path, engine="torch", device="cpu")
     first = model.translate(LINES, nbest=1, keep_loops=True, **SHORT)
@@ -197,6 +198,7 @@ def test_the_command_counts_the_loops_once_and_marks_them(path: Path, tmp_path: 
     assert f"{sum(again == LONGEST_RUN for _, again in through)} of {len(LINES)} lines" in messages
 
 
+@pytest.mark.slow
 def test_a_loop_in_one_step_of_a_pivot_translation_marks_the_line(path: Path) -> None:
     model = nmtkit.load(path)
     through = model.translate(LINES, nbest=1, source_lang="it", target_lang="de", pivot="en", **SHORT)

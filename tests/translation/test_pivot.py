@@ -41,6 +41,7 @@ def generated(path: Path, *flags: str, lines: list[str] = LINES) -> list[str]:
     return out.split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_both_steps_equal_two_commands(path: Path) -> None:
     model = nmtkit.load(path)
     english = model.translate(LINES, **SHORT, **IN)
@@ -88,6 +89,7 @@ def test_windows_are_numbered_and_empty_windows_pass_through(path: Path, caplog:
     assert "line 3 has" in caplog.text and "line 2 has" not in caplog.text
 
 
+@pytest.mark.slow
 def test_two_models_of_one_pair_each(tmp_path: Path) -> None:
     first, second = save_transformer(tmp_path / "it-en.pt"), save_transformer(tmp_path / "en-de.pt", d_model=16)
     expected = generated(second, lines=generated(first))
@@ -101,6 +103,7 @@ def in_languages(path: Path, source: str, target: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_corpus_has_the_source_of_the_first_model_and_the_target_of_the_second(tmp_path: Path) -> None:
     first = in_languages(save_transformer(tmp_path / "it-en.pt"), "it", "en")
     second = in_languages(save_transformer(tmp_path / "en-de.pt", d_model=16), "en", "de")

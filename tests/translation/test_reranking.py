@@ -45,6 +45,7 @@ def rerank(folder: Path, *arguments: str, file: str = "nbest.jsonl") -> Any:
 MODELS = ["--backward", "{folder}/back.pt", "--lm", "{folder}/lm.pt"]
 
 
+@pytest.mark.slow
 def test_scores_are_sums_of_the_models_that_are_asked_one_text_at_a_time(folder: Path) -> None:
     settings = ["--weight-backward", "0.7", "--weight-lm", "0.2", "--lenpen", "0.5"]
     result = rerank(folder, *MODELS, *settings, "--format", "jsonl")

@@ -80,6 +80,7 @@ def two_workers(translator, options, path):
     return worker_processes(translator, options, 2, partial(Translator.load, path))
 
 
+@pytest.mark.slow
 def test_two_workers_equal_one_process(checkpoint_path):
     lines = ["a dog " * (n % 7) + "runs ." for n in range(60)] + ODD_LINES
     translator = Translator.load(checkpoint_path, max_tokens=40)
@@ -132,6 +133,7 @@ def test_a_line_of_1200_words_is_translated(checkpoint_path):
     assert len(translations) == 2 and len(translations[0].text) > len(translations[1].text)
 
 
+@pytest.mark.slow
 def test_windows_do_not_change_translations(checkpoint_path):
     lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
     translator = Translator.load(checkpoint_path)

@@ -189,7 +189,7 @@ class Transformer(Architecture):
 
     def _pad(self, x: Tensor) -> Tensor:
         """Appends padding rows (`pad_rows`), unless the padding might change the result of experts or of a hook."""
-        padded = pad_rows(x)
+        padded = pad_rows(x) if torch.is_grad_enabled() else x
         if padded is x:
             return x
         parts = chain(self.encoder, self.decoder, (self.encoder_norm, self.decoder_norm))

@@ -66,7 +66,7 @@ class _BmmAttention(torch.autograd.Function):
         if mask is not None:
             weights.mul_(mask)  # zero for queries beyond the end of a sentence, which then get no gradient
         noise = noise_for(weights) if p else None
-        attended = torch.bmm(dropped(weights, noise, p).flatten(0, 1).to(v.dtype), v)  # BH L Kv
+        attended = torch.bmm((dropped(weights, noise, p) if p else weights).flatten(0, 1).to(v.dtype), v)  # BH L Kv
         ctx.save_for_backward(q, k, v, weights, noise)
         ctx.layouts, ctx.rows = (query_layout, key_layout), (len(query), len(key))
         ctx.scale, ctx.p = scale, p

@@ -32,6 +32,7 @@ def test_says_what_it_did_and_what_comes_next(corpora: Path, tmp_path: Path) -> 
     assert preprocess(*flags, "--overwrite", "--quiet").stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_output_is_the_same_for_1_2_and_5_workers(corpora: Path, tmp_path: Path) -> None:
     sides = lines(200, 7)

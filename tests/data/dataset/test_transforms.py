@@ -346,6 +346,7 @@ def changes(tokenizer: Tokenizer, *names: str, monolingual: bool = True) -> tupl
     return {name: count / len(LINES) for name, count in counts.items()}, [side.ids.tolist() for side in made]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), list(permutations(HALF, 2)))
 def test_each_transform_has_its_own_rate_before_and_after_each_other(
     first: str, second: str, joint_tokenizer: Tokenizer

@@ -100,6 +100,7 @@ def test_a_file_that_became_shorter_is_downloaded_anew(server: FileServer, tmp_p
     assert (tmp_path / "big.zip").read_bytes() == DATA
 
 
+@pytest.mark.slow
 def test_a_stalled_server_is_left_after_the_timeout(server: FileServer, tmp_path: Path) -> None:
     server.faults[PATH] = [stall(1000)]
     fetch(server, tmp_path, request_timeout=1.0)
@@ -124,6 +125,7 @@ def cut_in_a_chunk(handler: Handler, data: bytes) -> None:
     handler.close_connection = True
 
 
+@pytest.mark.slow
 def test_an_error_without_its_text_keeps_the_received_part(server: FileServer, tmp_path: Path) -> None:
     server.faults[PATH] = [cut(1000), stalled_error]
     fetch(server, tmp_path, request_timeout=1.0)

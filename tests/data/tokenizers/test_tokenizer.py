@@ -42,6 +42,7 @@ def pieces(char: str, known: set[str]) -> int:
     return 1 if char in known else len(char.encode())
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(LINES)
 def test_text_round_trips_but_for_runs_of_spaces(joint_tokenizer: Tokenizer, line: str) -> None:

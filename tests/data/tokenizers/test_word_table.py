@@ -10,6 +10,7 @@ from nmtkit.data.tokenizers.batch_encoder import ABSENT, LONGEST, WordKeys, Word
 WORDS = st.lists(st.text("a\0\x01é", min_size=1, max_size=40).map(str.encode).filter(lambda w: len(w) <= LONGEST))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(WORDS, WORDS, st.sampled_from([1, 1 << 10]))
 def test_words_are_found_by_the_number_they_were_added_with(

@@ -43,6 +43,7 @@ def test_every_factory_is_tried() -> None:
     assert ours == {ARCHITECTURES[name].factory for name in TINY_CONFIGS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check"),
     [
@@ -87,6 +88,7 @@ def test_the_check_that_trains_has_its_title() -> None:
     assert TRAINS in map(title, check_architecture.checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("changes", DECODERS.values(), ids=DECODERS)
 def test_the_contract_holds_for_every_decoder_of_the_transformer(changes: dict[str, Any], check: Check) -> None:

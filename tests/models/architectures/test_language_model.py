@@ -142,6 +142,7 @@ def test_training_reports_the_perplexity_of_the_valid_set(run: Path) -> None:
     assert "bleu" not in last
 
 
+@pytest.mark.slow
 def test_score_prints_the_perplexity_and_log_probabilities_of_a_text(run: Path) -> None:
     model, tokenizer = from_checkpoint(run / "last.pt")
     assert isinstance(model, Transformer)

@@ -141,6 +141,7 @@ def change_marian(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
     np.savez(folder / "model.npz", **weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["\n  - 1\n  - 2", "\n  []", " -1", " x", " 1.5", "", f" {10**30}"], ids=repr)
 @pytest.mark.parametrize("key", MARIAN_NUMBERS + MARIAN_TEXTS)
 def test_a_setting_of_marian_of_another_kind_is_named(key: str, value: str, tmp_path: Path) -> None:

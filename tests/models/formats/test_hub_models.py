@@ -115,6 +115,7 @@ def test_checkpoints_of_nmtkit(hub: HubServer, tmp_path: Path, format: str) -> N
     assert contents["origin"]["repository"] == "org/ours"
 
 
+@pytest.mark.slow
 def test_a_branch_that_moves_is_followed_and_a_commit_stays(hub: HubServer) -> None:
     first = hub.add("org/opus", OPUS)
     old = opened("hf:org/opus")
@@ -148,6 +149,7 @@ def test_offline_and_without_a_network_the_cached_commit_is_used(
         opened("hf:org/other")
 
 
+@pytest.mark.slow
 def test_every_failure_leaves_the_cache_as_it_was(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import sentencepiece
 import torch
 from click.testing import CliRunner
 from make_huggingface import FOLDER, LINES, Original, make_marian
+from torch.nn import functional as F
 
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
@@ -187,6 +188,48 @@ def test_an_output_projection_of_its_own_is_read_under_both_names(name: str, out
     rows = slice(2, None)  # the first ids of nmtkit, <unk> and <s>, have no rows
     assert torch.equal(untied["output_projection.weight"][rows], 2 * tied["output_projection.weight"][rows])
     assert torch.equal(untied["target_embedding.tokens.weight"], tied["target_embedding.tokens.weight"])
+
+
+def test_surplus_rows_of_the_output_are_left_out(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = copied("marian", tmp_path)
+    change_settings(folder, tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = 2 * weights["model.shared.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    expected = detect.load(folder)["model"]
+    weights["lm_head.weight"] = F.pad(weights["lm_head.weight"], (0, 0, 0, 3), value=7.0)
+    weights["final_logits_bias"] = F.pad(weights["final_logits_bias"], (0, 3), value=7.0)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    padded = detect.load(folder)["model"]
+    assert padded.keys() == expected.keys()
+    assert all(torch.equal(padded[name], tensor) for name, tensor in expected.items())
+
+
+def test_embeddings_of_marian_have_a_row_for_each_piece(tmp_path: Path) -> None:
+    more = {"Wemb": lambda weights: np.concatenate([weights["Wemb"], weights["Wemb"][:1]])}
+    with pytest.raises(ValueError, match=r"embeddings for \d+ entries, but its vocabulary has \d+"):
+        detect.load(change_marian(tmp_path / "more", "type: transformer", "type: transformer", **more))
+
+
+def test_a_second_output_projection_of_marian_is_refused(tmp_path: Path) -> None:
+    second = {"decoder_ff_logit_out_Wt": lambda weights: 2 * weights["Wemb"]}
+    with pytest.raises(ValueError, match="different weights: Wemb and decoder_ff_logit_out_Wt"):
+        detect.load(change_marian(tmp_path / "tied", "type: transformer", "type: transformer", **second))
+    second["decoder_ff_logit_out_W"] = lambda weights: weights["Wemb"].T
+    untied = ("tied-embeddings-all: true", "tied-embeddings-all: false\ntied-embeddings-src: true")
+    with pytest.raises(ValueError, match="decoder_ff_logit_out_W, which do not belong"):
+        detect.load(change_marian(tmp_path / "both", *untied, **second))
+
+
+def test_a_fault_of_nmtkit_does_not_look_like_a_damaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(_: Path) -> None:
+        raise TypeError("a fault")
+
+    monkeypatch.setattr(huggingface, "load", fault)
+    with pytest.raises(TypeError, match="a fault"):
+        detect.load(copied("marian", tmp_path))
 
 
 def test_weights_that_the_settings_do_not_describe_are_refused(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_a_line_to_try_needs_a_target_language(tmp_path: Path) -> None:
     assert not (tmp_path / "a.pt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", DOCUMENTS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_document_is_translated_into_the_language_that_is_asked_for(

@@ -306,6 +306,7 @@ def test_the_work_grows_linearly_with_the_page(unit):
     assert work(16_000) < 6 * work(4_000) + 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     ["<!--" * 10_000, "<a '" * 10_000, '<a x="' * 8_000, "<" * 40_000, "<b>" * 12_000, "</i>" * 12_000,

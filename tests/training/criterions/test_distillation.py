@@ -186,6 +186,7 @@ def test_the_stored_pieces_are_the_most_probable_and_are_renormalised(
         assert float(loss.sum.detach()) == pytest.approx(soft, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_more_candidates_than_are_stored_are_refused(
     teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_more_candidates_than_are_stored_are_refused(
         criterion(tokenizer, teacher_probabilities=folder, teacher_candidates=4)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_continues_and_other_settings_are_refused(
     teachers: tuple[Path, ...], dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -221,8 +221,7 @@ def serve(path: Path, folder: Path) -> None:
         search=SearchOptions(**SHORT), devices=DeviceOptions(device="cpu"), translator=TranslatorOptions(),
         text=TextOptions(),
     )  # fmt: skip
-    models, prepare = load_models(job)
-    prepare()
+    models = load_models(job)
     assert len(translate_or_fail(models, LineBatch(BatchKey(("en", "de")), LINES))) == len(LINES)  # type: ignore[arg-type]
 
 

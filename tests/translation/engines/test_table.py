@@ -228,6 +228,7 @@ def assert_equal(found: Any, wanted: Any, tolerance: float, place: str = "") -> 
         assert found == wanted, place
 
 
+@pytest.mark.slow
 def test_a_cell_is_the_result_of_pytorch_or_an_error(
     folder: Path, engine: str, row: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,6 +342,7 @@ def expected_hypotheses(
     return [(tokens, score) for score, tokens in finished]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [name for name, row in ROWS.items() if row.by_hand])
 def test_the_search_of_pytorch_finds_the_hypotheses_of_plain_loops(folder: Path, row: str) -> None:
     model, options = kept(folder, None, row), SearchOptions(**BASE | ROWS[row].settings)

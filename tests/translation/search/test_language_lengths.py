@@ -26,6 +26,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 ENGINE_NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "numba" else ()) for name in ENGINES.names()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "lenpen"), [((0, 50), 0.6), ((7, 50), -1.0), ((0, 1), -1.0), ((0, 3), 0.6)], ids=str
 )

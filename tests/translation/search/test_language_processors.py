@@ -42,6 +42,7 @@ def test_every_processor_of_the_package_is_tested_here() -> None:
     assert own == set(BUILT_IN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"min_len": 5}, {"max_len_b": 2}, {}], ids=str)
 @pytest.mark.parametrize(("source", "target"), DIRECTIONS)
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -137,6 +137,7 @@ def test_a_language_model_without_its_processor_is_an_error(folder: Path) -> Non
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
 
 
+@pytest.mark.slow
 def test_processors_belong_to_the_second_step_of_a_pivot(folder: Path) -> None:
     model, lm = str(folder / "model.pt"), ["--logits-processors", "lm_fusion", "--lm", str(folder / "lm.pt")]
     lm += ["--lm-weight", "2"]
@@ -153,6 +154,7 @@ def test_the_contract_of_processors_holds(folder: Path) -> None:
     check_logits_processor("lm_fusion", tokenizer, lm=str(folder / "lm.pt"), lm_weight=0.3)
 
 
+@pytest.mark.slow
 def test_shards_belong_to_the_contents_of_the_language_model(folder: Path, tmp_path: Path) -> None:
     def job(weight: str = "0.5") -> Any:
         flags = ["--logits-processors", "lm_fusion", "--lm", str(lm), "--lm-weight", weight]
