@@ -102,7 +102,9 @@ def translation_options(options: Mapping[str, Any], nbest: int | None) -> tuple[
         raise ValueError("mbr chooses from nbest translations; give nbest")
     if text.rewriting and search.alignment is not None:
         names = ", ".join(text.rewriting)
-        raise ValueError(f"alignment refers to the text that the model reads, but {names} changes this text")
+        raise ValueError(
+            f"alignment refers to the text that the model reads, but {names} changes this text; leave out alignment"
+        )
     return dataclasses.replace(search, processor_configs=tuple(processors)), text
 
 
@@ -151,7 +153,10 @@ def texts(given: str | Iterable[str], argument: str = "source") -> list[str]:
 
 
 def pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
-    """Returns a request for each text, with its translation as reference. Raises ValueError for unequal numbers."""
+    """Returns a request for each text, with its translation as reference.
+
+    Raises ValueError if the lists differ in length, or if only one argument is a list.
+    """
     sources, targets = texts(source), texts(target, "target")
     if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
         raise ValueError(

@@ -25,15 +25,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
+FLAGS_OF_SCORING = (
+    "--sample", "--seed", "--exclude", "--domain", "--lid-model", "--alignment-iterations",
+    "--forward", "--backward", "--self-train", "--self-train-updates", "--quality",
+)  # fmt: skip
 CLEAN_RULES = (
-    FlagRule(
-        "--from-scores",
-        excludes=(
-            *("--sample", "--seed", "--exclude", "--domain", "--lid-model", "--alignment-iterations"),
-            *("--forward", "--backward", "--self-train", "--self-train-updates", "--quality"),
-        ),
-        reason="the file has the scores",
-    ),
+    FlagRule("--from-scores", excludes=FLAGS_OF_SCORING, reason="the file has the scores"),
     FlagRule("--self-train", excludes=("--forward", "--backward"), reason="--self-train makes both models"),
     FlagRule("--quality", excludes=("--self-train", "--forward", "--backward"), reason="each pair has one model score"),
     FlagRule("--min-domain", needs=("--domain", "--from-scores")),

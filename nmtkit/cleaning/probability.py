@@ -154,8 +154,11 @@ class LateScorer:
             )
         generator = np.random.default_rng(self._seed)
         rows = np.sort(generator.choice(kept, min(SAMPLE, len(kept)), replace=False))
-        texts = [_texts(block, _inside(rows, part) - part.start) for part, block in with_rows(blocks)]
-        sources, targets = ([line for sides in texts for line in sides[index]] for index in (0, 1))
+        sources, targets = [], []
+        for part, block in with_rows(blocks):
+            sides = _texts(block, _inside(rows, part) - part.start)
+            sources += sides[0]
+            targets += sides[1]
         some = generator.permutation(len(rows))[:CALIBRATION].tolist()
         by_filters = PairProbability([self._limits[index] for index in self._used])
         self._fit_probability(by_filters, [sources[row] for row in some], [targets[row] for row in some], None)

@@ -101,6 +101,8 @@ def load_cleaner(folder: Path, plugins: Sequence[str], threads: int | None = Non
 
 
 class ShardCleaner:
+    """Mends and scores the pairs of shards."""
+
     def __init__(self, pairs: Path, job: StoredJob) -> None:
         self._pairs, self._job = pairs, job
         if job.scorer is not None:

@@ -87,9 +87,9 @@ def show(entries: "list[CacheEntry]") -> None:
     """Prints one line for each entry, in columns, and the number of entries and their total size on stderr."""
     width = max((len(short(entry)) for entry in entries), default=0)
     for entry in entries:
-        used = "today" if entry.days < 1 else f"{entry.days:.0f} day{'s' * (entry.days >= 1.5)} ago"
+        used = "used today" if entry.days < 1 else f"used {entry.days:.0f} day{'s' * (entry.days >= 1.5)} ago"
         notes = [*entry.revisions, *(["unfinished or of another version: prune removes it"] if entry.stale else [])]
-        columns = f"{short(entry):<{width}}  {size(entry.size):>10}  {f'used {used}':<16}"
+        columns = f"{short(entry):<{width}}  {size(entry.size):>10}  {used:<16}"
         echo(f"{columns}  {', '.join(notes)}".rstrip())
     total = size(sum(entry.size for entry in entries))
     tell(f"{user_cache()}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {total}")

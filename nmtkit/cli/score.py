@@ -52,7 +52,9 @@ SCORE_RULES = (
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
     FlagRule(
-        "--sentence-level", excludes=("--confidence", "several --sys"), reason="sentences have no intervals or tests"
+        "--sentence-level",
+        excludes=("--confidence", "several --sys"),
+        reason="sentence scores have no intervals or tests",
     ),
     FlagRule(
         "--by-length",
@@ -79,7 +81,7 @@ class ScoreConfig(Config):
     )
     sys: tuple[Path, ...] = option(
         (),
-        "translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "
+        "translations as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "
         "[default: standard input]",
         metavar="FILE",
         repeatable=True,

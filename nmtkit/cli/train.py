@@ -152,7 +152,7 @@ class TrainCommand(ComponentCommand):
     "--vocab-size",
     type=click.IntRange(3, 10_000_000),
     metavar="N",
-    help="With --dry-run: vocabulary size without DATA.",
+    help="With --dry-run and without a dataset, size of the vocabulary.",
 )
 @click.pass_obj
 def command(

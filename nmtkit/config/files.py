@@ -270,7 +270,7 @@ def disk_full(error: BaseException) -> str | None:
 
 
 def sync_folder(path: Path) -> None:
-    """Writes the names of the files in a folder, or the contents of a file, to disk, safe from a power cut."""
+    """Writes the contents of a file, or the names in a folder, to disk, so that a power cut does not lose them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -10,6 +10,7 @@ from typing import NoReturn
 # have a separate entry.
 MOVED = {
     "api.dual_cross_entropy": "cleaning.dual_cross_entropy",
+    "api.encoder_output": "api.model",
     "architectures": "models.architectures",
     "architectures.students": "models.architectures.transformer_config",
     "bulk": "jobs",

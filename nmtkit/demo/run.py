@@ -59,6 +59,7 @@ COMMANDS = (
 
 
 def read_corpus() -> DemoCorpus:
+    """Reads the demo corpus from the package."""
     corpus: DemoCorpus = {}
     for line in bz2.decompress(CORPUS.read_bytes()).decode().splitlines():
         subset, english, german = line.split("\t")
@@ -83,6 +84,7 @@ class DemoStep:
 
 
 def steps(folder: Path) -> list[DemoStep]:
+    """Returns the five commands with `folder` in their paths."""
     result = []
     for title, command in COMMANDS:
         command, _, output = command.format(shlex.quote(str(folder))).partition(" > ")

@@ -153,9 +153,9 @@ class OptunaStudy:
     def _begun(self, study: Any) -> int:
         """Returns the number of runs that any machine has begun, failed runs included. A repeated run counts once."""
         trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
-        repeats = ([other.params for other in trials[number:]] for number in range(1, len(trials) + 1))
-        pairs = zip(trials, repeats, strict=True)
-        return sum(trial.state.name != "FAIL" or trial.params not in later for trial, later in pairs)
+        params = [trial.params for trial in trials]
+        repeated = (trial.state.name == "FAIL" and trial.params in params[n:] for n, trial in enumerate(trials, 1))
+        return len(trials) - sum(repeated)
 
     def _enqueue_interrupted(self, study: Any) -> None:
         """Queues interrupted runs again: the study lists them as running, but no process locks their folders."""

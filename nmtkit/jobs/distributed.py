@@ -406,7 +406,10 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    """Returns 0 when all children have succeeded, or the exit code of a child that fails, after `GRACE_SECONDS`."""
+    """Returns 0 when all children have succeeded.
+
+    If a child fails, waits up to `GRACE_SECONDS` for the other children, and returns the exit code of the failed child.
+    """
     while True:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

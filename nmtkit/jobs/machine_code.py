@@ -63,7 +63,10 @@ def folder_name() -> str:
 
 
 def folder() -> Path:
-    """Returns the folder with the machine code: a temporary folder if the user's cache has no code and is read-only."""
+    """Returns the folder with the machine code.
+
+    If the cache of the user cannot be written and has no complete code, the folder is temporary.
+    """
     kept = user_cache() / folder_name()
     return kept if is_complete(kept) else cache_folder() / folder_name()
 
@@ -99,7 +102,7 @@ def is_kept() -> bool:
 @contextlib.contextmanager
 def compiling(wait: bool) -> Iterator[bool]:
     """Holds the lock of compilation. Yields False if another process has the lock and `wait` is false."""
-    locked = True  # also if the file cannot be written, or if the file system has no locks
+    locked = True  # stays True if the file cannot be written, or if the file system has no locks
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file = stack.enter_context((cache_folder() / "machine-code.lock").open("ab"))
@@ -108,7 +111,10 @@ def compiling(wait: bool) -> Iterator[bool]:
 
 
 def ensure(compile_all: Callable[[], None]) -> None:
-    """Calls `compile_all`, which compiles into `folder()`, unless another process has completed the code."""
+    """Calls `compile_all`, which compiles all code into `folder()`, unless the code is complete.
+
+    If another process is compiling, waits for the end of that compilation.
+    """
     if is_complete(folder()):
         return
     message = "compiling the beam search for this processor; this happens once per machine"

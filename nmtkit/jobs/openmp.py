@@ -59,7 +59,10 @@ def watch_load(team: "IdleThreads") -> None:
 
 
 def cpu_time_of_others(cores: set[int], stat: Path = Path("/proc/stat")) -> tuple[float, float] | None:
-    """Returns the time and the CPU time of other processes on `cores` in seconds, or None if `stat` is unreadable."""
+    """Returns the current time and the CPU time of other processes on `cores`, both in seconds.
+
+    Returns None if the file `stat` cannot be read.
+    """
     try:
         lines = [line.split() for line in stat.read_text().split("\n") if line.startswith("cpu")]
     except OSError:

@@ -265,7 +265,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
-    """Returns the facts about a file. Reads the file unless `known` has facts for its size and time."""
+    """Returns the facts about a file, from `known` if the file still has the size and modification time in `known`."""
     status = path.stat()
     earlier = known.get(os.path.abspath(path))
     if earlier is not None and (earlier["bytes"], earlier["modified"]) == (status.st_size, status.st_mtime_ns):
@@ -305,7 +305,10 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
 
 
 def line_borders(path: Path, interval: int) -> tuple[list[int], int]:
-    """Returns the byte positions at which shards of `interval` lines begin, and the number of lines of the file."""
+    """Returns the byte positions at which shards of `interval` lines begin, and the number of lines of the file.
+
+    Raises ValueError if the file is empty.
+    """
     starts, count, position, last = [0], 0, 0, 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

@@ -177,7 +177,7 @@ class ShardActor:
 
 
 def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
-    """Raises ValueError unless the nodes have room for the actors. An actor uses the CPUs and GPUs of a single node."""
+    """Raises ValueError unless there is room for `actors`, each with `cpus` CPUs and `gpus` GPUs of a single node."""
     needs = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
     room = sum(int(min(node.get(name, 0.0) / need for name, need in needs.items())) for node in nodes)
     if room < actors:
@@ -190,7 +190,10 @@ def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: floa
 
 
 def shard_processes(options: ShardOptions, workers: int) -> LocalProcesses | RayCluster:
-    """Returns child processes of this machine, or actors of a Ray cluster. Raises ImportError or ValueError."""
+    """Returns `workers` child processes of this machine, or actors of a Ray cluster, as `options.executor` says.
+
+    Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.
+    """
     if options.executor == "local":
         return LocalProcesses(workers)
     return RayCluster(workers, options.actor_cpus, options.actor_gpus)

@@ -150,7 +150,7 @@ def build_metrics(
     systems: Iterable[Sequence[str]] = (),
     sentence_level: bool = False,
 ) -> list[Any]:
-    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names in `KNOWN_METRICS`.
+    """Returns an object with the interface of `sacrebleu.metrics.base.Metric` for each name, one of `KNOWN_METRICS`.
 
     Logs a warning for metrics that compare words if the `references` are written without spaces. Raises the errors of
     `check_sentences` for the translations of each of the `systems`, the errors of `check_names` and `build_metric`, and

@@ -187,5 +187,6 @@ def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSetti
 
 def _chart(differences: Sequence[float]) -> str:
     edge = max(1.0, *map(abs, differences))
-    counts, edges = np.histogram(differences, bins=20, range=(-edge, edge))
-    return histogram("B − A", edges.tolist(), counts.tolist(), [], "points", "sentences")
+    # with the range (-edge, edge), rounding errors would count some equal sentences left of 0
+    counts, edges = np.histogram(np.divide(differences, edge), bins=20, range=(-1, 1))
+    return histogram("B − A", (edge * edges).tolist(), counts.tolist(), [], "points", "sentences")

@@ -32,7 +32,7 @@ def warn_once(message: str) -> None:
 
 
 def sacrebleu_metric(name: str, tokenize: str = DEFAULT, lowercase: bool = False, sentence_level: bool = False) -> Any:
-    """Returns sacreBLEU's metric object for bleu, chrf, chrf++ or ter, which always ignores case, as in TERCOM.
+    """Returns sacreBLEU's metric object for bleu, chrf, chrf++ or ter. TER always ignores case, as in TERCOM.
 
     With `sentence_level`, BLEU uses only n-gram lengths that do not exceed the length of the text.
     """

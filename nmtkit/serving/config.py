@@ -109,7 +109,10 @@ class ServeConfig(Config):
             raise ValueError(f"--public-url {self.public_url!r} is not an address such as https://example.org/nmt")
 
     def listed_models(self) -> list["ModelPath"]:
-        """Returns the checkpoints of --models. Relative paths begin at the folder of the file. Raises ValueError."""
+        """Returns the checkpoints of --models. Relative paths begin at the folder of the file.
+
+        Lines that begin with # are comments. Raises OSError or ValueError if the file does not list checkpoints.
+        """
         if self.models is None:
             return []
         lines = listed_lines(self.models, "checkpoint").values()

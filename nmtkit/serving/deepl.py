@@ -113,7 +113,10 @@ class DeepL:
         return source, target
 
     def settings(self, key: ApiKey, fields: TranslationFields, pairs: Sequence[Pair]) -> BatchKey:
-        """Returns the settings of a translation without the language pair. Raises Refusal for unsupported settings."""
+        """Returns the settings of a translation without the language pair: formality tag and glossary.
+
+        Raises Refusal if a model does not support a setting, but ignores an unsupported `prefer_more` or `prefer_less`.
+        """
         facts, different = self.facts, [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1]]
         tag = FORMALITY_TAGS.get(fields.formality.removeprefix("prefer_"))
         if tag is not None and not set(different) <= set(facts.with_formality):

@@ -26,7 +26,8 @@ def _refuse(value: Any) -> None:
 
 
 TagNames = Annotated[list[Text], BeforeValidator(_tag_names)]
-Unsupported = Annotated[None, BeforeValidator(_refuse)]  # a request may only give it an empty value
+# the type of fields to which a request may only give an empty value
+Unsupported = Annotated[None, BeforeValidator(_refuse)]
 Formality = Literal["default", "more", "less", "prefer_more", "prefer_less"]
 
 
@@ -53,7 +54,7 @@ class TranslationFields(RequestFields):
 
 
 class TranslateTextFields(TranslationFields):
-    """Fields of /v2/translate. `context`, `model_type`, `preserve_formatting`, `tag_handling_version` are ignored."""
+    """Fields of /v2/translate. `context`, `model_type`, `preserve_formatting`, `tag_handling_version` do nothing."""
 
     texts_field = "text"
 

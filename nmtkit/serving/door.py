@@ -116,7 +116,10 @@ class Door:
         return validated(model, sent), characters
 
     def admit(self, request: Request, model: type[RequestFields], sent: Any) -> None:
-        """Finds the key of a request and counts the request. Raises Refusal for a wrong key, and QuotaExceeded."""
+        """Finds the key of a request and counts the request.
+
+        Raises Refusal if the server needs a key and the key `sent` is invalid, and QuotaExceeded for too many requests.
+        """
         key: ApiKey | None = ApiKey()
         if self.keys:
             given = sent.encode("utf-8", "replace") if isinstance(sent, str) else b""

@@ -84,7 +84,10 @@ class LineBatch:
     max_tokens: float = inf
 
     def fitting(self, tokens: Sequence[int]) -> list[int]:
-        """Returns the indices of the texts within the limits of the batch. `tokens` are the exact numbers of tokens."""
+        """Returns the indices of the texts that the worker translates, within the limits of the batch.
+
+        `tokens` are the exact numbers of tokens of all texts.
+        """
         chosen: list[int] = []
         width = 0
         for index, length in enumerate(tokens):

@@ -20,7 +20,10 @@ logger = logging.getLogger("nmtkit")
 
 
 class FileChanges:
-    """Notices changes of `files`. A change counts if two checks see the same state, in which no file is missing."""
+    """Notices changes of `files`.
+
+    A change counts if two checks in a row see the same state and no file is missing, because a file may be incomplete.
+    """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = files
@@ -81,7 +84,10 @@ class FileWatcher:
                 logger.warning("could not reload the API keys, so the old ones stay: %s", error)
 
     async def load_list(self) -> bool:
-        """Reads the list of models in a thread, because of downloads. If the list is wrong, returns False."""
+        """Reads the list of models. If the list is wrong, keeps the old models and returns False.
+
+        A thread reads the list, because reading the list may download models from the Hugging Face Hub.
+        """
         try:
             self.job = dataclasses.replace(self.job, listed=await asyncio.to_thread(self.job.config.listed_models))
         except (OSError, ValueError, ImportError) as error:

@@ -47,7 +47,10 @@ class StoredGlossary:
 
 
 class GlossaryStore:
-    """The glossaries of all accounts. Without a `folder`, `create` makes a temporary folder. Raises ValueError."""
+    """The glossaries of all accounts. Without a `folder`, `create` makes a temporary folder.
+
+    Raises ValueError for a damaged file in the folder.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.temporary = folder, folder is None
@@ -91,7 +94,10 @@ class GlossaryStore:
         return self.path(stored, languages).read_text(encoding="utf-8")
 
     async def write(self, change: Callable[..., T], *arguments: object, **settings: object) -> T:
-        """Runs a change of glossaries, such as `create`, in a thread, after all earlier changes. Raises Refusal 507."""
+        """Runs a function that changes glossaries, such as `create`, in a thread, after all earlier changes.
+
+        Raises Refusal 507 if a file cannot be written.
+        """
         async with self.writing:
             try:
                 return await asyncio.to_thread(change, *arguments, **settings)

@@ -67,7 +67,10 @@ class PeriodCounts:
 
 @dataclass
 class Usage:
-    """Counts the requests and characters of all accounts, in `path` if it is not None. Raises ValueError if damaged."""
+    """Counts the requests and characters of all accounts, in memory, and in `path` if `path` is not None.
+
+    Raises ValueError if the file exists but does not contain counts.
+    """
 
     path: Path | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -81,7 +84,10 @@ class Usage:
             for account, periods in parse_json(self.path.read_text(encoding="utf-8")).items():
                 self.accounts[account] = {name: PeriodCounts(**periods[name]) for name in PERIODS}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{self.path} does not contain counts of API keys; restore or remove the file") from error
+            message = (
+                f"{self.path} does not contain the counts of API keys; restore the file, or remove it to count from 0"
+            )
+            raise ValueError(message) from error
 
     def counts(self, key: ApiKey) -> dict[Period, PeriodCounts]:
         """Returns the counts of the account of a key in the current minute, day and month."""
@@ -96,7 +102,10 @@ class Usage:
         return {"minute": now, "day": now[:10], "month": now[:7]}
 
     def count(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> list[PeriodCounts]:
-        """Adds to the counts of a key, and returns these counts. Raises QuotaExceeded without a change."""
+        """Adds to the counts of a key, and returns these counts.
+
+        Raises QuotaExceeded, without a change, if a quota would be exceeded.
+        """
         self.check(key, requests=requests, characters=characters)
         changed = list(self.counts(key).values())
         for counts in changed:
@@ -123,7 +132,10 @@ class Usage:
             raise QuotaExceeded(quota, more[quota.unit], self.seconds_left(quota.period))
 
     def take_back(self, counted: Sequence[PeriodCounts], characters: int) -> None:
-        """Subtracts the characters of a failed request from the counts that `count` has returned."""
+        """Subtracts the characters of a failed request from the counts that `count` has returned.
+
+        A period that has begun since then has new counts, which do not change.
+        """
         for counts in counted:
             counts.characters -= characters
         self.changed = True
@@ -161,7 +173,7 @@ class Usage:
 
 
 def longest_quota(key: ApiKey) -> tuple[Period, int | None]:
-    """Returns the longest period with a quota of characters, and its lowest limit, or else the month and None."""
+    """Returns the longest period with a quota of characters, and its lowest limit; without a quota, month and None."""
     limits = [(PERIODS.index(quota.period), -quota.limit) for quota in key.quotas if quota.unit == "characters"]
     if not limits:
         return "month", None

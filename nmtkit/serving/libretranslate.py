@@ -40,14 +40,16 @@ class LibreTranslate:
             return PlainText(normalized(text) if fields.alignment else text)
 
         # in a thread, because a long text takes time
-        pieces = await self.threads.run(sum(map(len, texts)), lambda: list(map(content_of, texts)))
+        length = sum(map(len, texts))
+        pieces = await self.threads.run(length, lambda: list(map(content_of, texts)))
+        placeholders = await self.threads.run(length, has_placeholders, texts)
         pairs, detected = await self.translator.pairs_of(fields.source, target, pieces)
         settings = BatchKey(
             alternatives=fields.alternatives,
             html=is_html,
             alignment=fields.alignment,
             quality=fields.quality,
-            placeholders=has_placeholders(texts),
+            placeholders=placeholders,
         )
         results = await self.translator.translations(request.state.key, pieces, pairs, settings)
         best = [ranks[0] for ranks in results]

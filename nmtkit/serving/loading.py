@@ -128,7 +128,10 @@ def pairs_of(path: Path) -> list[Pair]:
 
 
 def load_models(job: ServeJob) -> ServedModels:
-    """Returns the models of all pairs. Loads each file once. Raises OSError, ValueError or ImportError."""
+    """Returns the models of all language pairs. A file that serves several pairs is loaded once.
+
+    Raises OSError, ValueError or ImportError if a model cannot be loaded, or cannot translate with the options.
+    """
     load_plugins(job.plugins)
     device = rank_device(job.devices.named_device, workers=job.config.workers or 1)
     options = dataclasses.asdict(job.translator)
@@ -168,7 +171,10 @@ def load_models(job: ServeJob) -> ServedModels:
 
 
 def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
-    """Returns models that translate through a pivot language, for pairs without a trained model."""
+    """Returns models that translate through a pivot language, for the pairs without a trained model.
+
+    `is_trained` decides whether a model is trained on a pair. Raises ValueError if there is no such pair.
+    """
     result: ServedModels = {}
     into = [pair[0] for pair in models if pair[1] == pivot]
     out_of = [pair[1] for pair in models if pair[0] == pivot]
@@ -211,7 +217,10 @@ def log_untrained(models: ServedModels) -> None:
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
-    """Returns the search options for a pair. For a multilingual model, the options contain the languages."""
+    """Returns the search options for a pair. For a multilingual model, the options contain the languages.
+
+    Raises ValueError, with the known codes, if the model does not have a language of the pair.
+    """
     if not tokenizer.languages:
         return search
     if pair[1] not in tokenizer.languages:
@@ -223,7 +232,10 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
 
 
 def text_options(job: ServeJob, pair: Pair) -> TextOptions:
-    """Returns the text options of a pair. Raises ValueError if --split-sentences lacks the code of the source."""
+    """Returns the text options of a pair.
+
+    Raises ValueError if --split-sentences is given, but the source language is not a language code.
+    """
     if not job.config.split_sentences:
         return job.text
     if not is_code(pair[0]):

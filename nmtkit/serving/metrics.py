@@ -20,11 +20,11 @@ class Metrics(Collector):
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.registry, pair = CollectorRegistry(), ["source", "target"]
-        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self.registry = CollectorRegistry()
+        counter, pair = partial(Counter, registry=self.registry), ["source", "target"]
         self.requests = counter("nmtkit_requests", "Requests by route and status.", ["route", "status"])
         about = "Seconds from a request to its answer."
-        self.seconds = histogram("nmtkit_request_seconds", about, ["route"], buckets=BUCKETS)
+        self.seconds = Histogram("nmtkit_request_seconds", about, ["route"], buckets=BUCKETS, registry=self.registry)
         self.lines = counter("nmtkit_sentences", "Lines translated.", pair)
         self.characters = counter("nmtkit_characters", "Characters translated.", pair)
         self.loops = counter("nmtkit_loops", "Lines decoded again, because the first translation was a loop.", pair)

@@ -84,7 +84,10 @@ class Pool:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def translate(self, key: BatchKey, lines: Sequence[str]) -> list[list[LineResult]]:
-        """Returns the translations of each line, best first. If cancelled, drops the waiting lines. Raises Refusal."""
+        """Returns the translations of each line, best first. Cancelling this call drops the waiting lines.
+
+        Raises Refusal if too many lines wait, or if a line cannot be translated.
+        """
         if not lines:
             return []
         request = QueuedRequest(key, lines, asyncio.get_running_loop().create_future(), self.models)
@@ -250,8 +253,6 @@ class Pool:
 
         part.done.add_done_callback(finish)
         whole.done.add_done_callback(drop)
-        if part.models is not self.models:
-            self._end_unneeded(part.models)
 
     def _close(self, worker: PoolWorker) -> None:
         """Closes the channel of a worker, which ends the worker."""
@@ -315,7 +316,10 @@ class Pool:
             await asyncio.sleep(RESTART_SECONDS)
 
     async def reload(self, job: ServeJob | None = None) -> bool:
-        """Loads the models of `job`, or of the last job. Returns False if loading fails; the old models then stay."""
+        """Loads the models of `job`; None means the last job. Workers with the old models finish their batches.
+
+        Returns False if loading fails: the log gives the reason, and the old models stay.
+        """
         async with self.reloading:
             before = time.monotonic()
             models = None

@@ -46,7 +46,10 @@ _WHOLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 
 
 def body_fields(headers: Headers, body: bytes) -> dict[str, Any]:
-    """Returns the fields of a body that is a JSON object or a form. Slow for a long body. Raises Refusal."""
+    """Returns the fields of a body that is a JSON object or a form. A repeated field of a form has a list of values.
+
+    Raises Refusal for an invalid body. Takes time for a long body, so it is called in a thread.
+    """
     media_type = _media_type(headers)
     if media_type == "multipart/form-data":
         return asyncio.run(_multipart(headers, body))
@@ -158,7 +161,7 @@ async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
 
 
 def decoded_form(data: bytes, name: str) -> dict[str, Any]:
-    """Returns the fields of a form, called `name` in errors. A repeated field has a list of values."""
+    """Returns the fields of a form. A repeated field has a list of values. Raises Refusal, with `name`, if invalid."""
     try:
         fields = parse_qs(data.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
@@ -246,7 +249,10 @@ Content = PlainText | Document
 
 
 def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
-    """Returns the translation of a text or a document. `lines` are the translations of its segments."""
+    """Returns the translation of a text or a document. `lines` are the translations of its segments.
+
+    Only the translation of a plain text can have an alignment.
+    """
     if isinstance(content, PlainText):
         return content.rendered(lines)
     return {"text": content.render([line["text"] for line in lines])}
@@ -274,7 +280,10 @@ def listed(texts: Any) -> list[Any]:
 
 
 async def upload(file: Any, char_limit: int, name: str | None = None) -> tuple[str, bytes]:
-    """Returns the extension and the bytes of an uploaded file. `name` replaces the name of the file. Raises Refusal."""
+    """Returns the extension and the bytes of an uploaded file. `name` replaces the name of the file.
+
+    Raises Refusal if the file is missing, is too large, or has an unknown extension.
+    """
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(name or file.filename).suffix.lower()

@@ -45,7 +45,10 @@ logger = logging.getLogger("nmtkit")
 
 
 def main(control: socket.socket) -> None:
-    """Loads the models of a job and reports them. Then starts a worker for each order: its niceness and its socket."""
+    """Loads the models of the job that the server sends, reports them, and starts a worker for each later order.
+
+    An order contains the niceness of the worker and the socket of its channel.
+    """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the server handles these signals
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -43,7 +43,7 @@ def is_letter(char: str) -> bool:
 
 def is_spaced_letter(char: str) -> bool:
     """Returns whether `char` is a letter of a script with spaces between words. An empty text is not a letter."""
-    return char != "" and is_letter(char) and not UNSPACED.match(char)
+    return char != "" and unicodedata.category(char)[0] in "LMN" and not UNSPACED.match(char)
 
 
 def is_joined(text: str, index: int) -> bool:

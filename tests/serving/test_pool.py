@@ -220,6 +220,30 @@ def test_a_short_line_of_many_tokens_becomes_a_large_request() -> None:
     run(test)
 
 
+def test_a_long_line_that_an_old_worker_did_not_translate_goes_to_the_new_models() -> None:
+    """The old worker is idle after its answer, and ends. Its process ends, too."""
+    errors: list[Any] = []
+
+    async def test(pool: Pool, models: FakeModels) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        closed: list[FakeModels] = []
+        new: Any = FakeModels(models.facts)
+        models.close = lambda: closed.append(models)  # type: ignore[attr-defined]
+        digits = "1234567890" * 4
+        request = asyncio.create_task(pool.translate(KEY, [digits, SHORT]))
+        await settled()
+        await pool._add_workers(new)
+        pool.models, models.retired = new, True
+        models.answer(is_large=False, tokens={digits: 100_000})
+        await settled()
+        assert [batch.texts for batch in new.answer(is_large=True)] == [[digits]]
+        assert await request == [[{"text": digits}], [{"text": SHORT.upper()}]]
+        assert closed and all(worker.parent is new for worker in pool.workers)
+
+    run(test)
+    assert errors == []
+
+
 def test_lines_beyond_the_tokens_of_a_batch_come_again_with_their_real_cost() -> None:
     """An attacker sends lines of 100 tokens that look like 12. Between two requests, 1,000 tokens are decoded."""
 

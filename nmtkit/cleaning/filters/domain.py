@@ -48,7 +48,7 @@ class Domain(Filter):
                 f"--domain; each needs at least {MIN_SAMPLE:,} pairs"
             )
         texts = [stems_of(each.rows(np.linspace(0, len(each) - 1, size).astype(np.int64))) for each in (sample, domain)]
-        self._vocabularies = [StemVocabulary([*corpus, *domain]) for corpus, domain in zip(*texts, strict=True)]
+        self._vocabularies = [StemVocabulary([*own, *of_domain]) for own, of_domain in zip(*texts, strict=True)]
         self._tables = [
             [BigramTable(vocabulary.encode(lines), vocabulary.size) for lines in side]
             for vocabulary, *side in zip(self._vocabularies, *texts, strict=True)

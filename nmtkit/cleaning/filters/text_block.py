@@ -62,6 +62,7 @@ class TextSide:
 
     @cached_property
     def characters(self) -> Counts:
+        """The number of characters of each line."""
         return self.ends - self.starts - 1
 
     def sums(self, values: npt.NDArray[Any]) -> Counts:

@@ -14,7 +14,7 @@ from nmtkit.config.extras import imported
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSIONS = (*_OPENERS, ".zst")
 CHUNK = 1 << 20
-ZSTD_CHUNK = 1 << 16  # compressed bytes that are decompressed at a time
+ZSTD_CHUNK = 1 << 10  # compressed bytes that are decompressed at a time; they make at most 32 MiB of text
 
 
 def is_compressed(path: Path) -> bool:
@@ -52,7 +52,7 @@ class _Decompressed(io.RawIOBase):
         try:
             data = self._file.read(len(view))
         except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
             # Each package has its own error classes. gzip and bz2 report bad data as an OSError without errno.
             name, suffix = self._path, self._path.suffix
@@ -74,20 +74,18 @@ class _ZstdFile:
     def __init__(self, path: Path) -> None:
         self._decompressor = _zstandard(path, "to read it").ZstdDecompressor()
         self._file = path.open("rb")
-        self._frame: Any = None
-        self._text = b""  # decompressed and not read yet
+        self._frame: Any = None  # None between two frames
+        self._rest = b""  # compressed bytes after the last frame
+        self._text = memoryview(b"")  # decompressed and not read yet; slices of a memoryview copy nothing
 
-    def read(self, size: int) -> bytes:
-        while not self._text:
-            at_end = self._frame is None or self._frame.eof
-            data = (at_end and self._frame and self._frame.unused_data) or self._file.read(ZSTD_CHUNK)
-            if not data and not at_end:
-                raise EOFError("the file ends within a frame")
-            if not data:
-                break
-            if at_end:
-                self._frame = self._decompressor.decompressobj()
-            self._text = self._frame.decompress(data)
+    def read(self, size: int) -> memoryview:
+        while not self._text and (data := self._rest or self._file.read(ZSTD_CHUNK)):
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._text, self._rest = memoryview(self._frame.decompress(data)), b""
+            if self._frame.eof:
+                self._frame, self._rest = None, self._frame.unused_data
+        if not self._text and self._frame is not None:
+            raise EOFError("the file ends within a frame")
         text, self._text = self._text[:size], self._text[size:]
         return text
 

@@ -207,7 +207,8 @@ def _check_size(files: dict[str, Any], name: str, width: int, entries: int | Non
         raise ValueError(f"files lacks {name}")
     size = files[name]["bytes"]
     if size % width or entries not in (None, size // width):
-        raise ValueError(f"{name} has {size:,} bytes, which does not match {entries} entries of {width} bytes")
+        expected = "" if entries is None else f"{entries:,} "
+        raise ValueError(f"{name} has {size:,} bytes, which does not match {expected}entries of {width} bytes")
 
 
 def _entry(table: dict[str, Any], name: str, kind: type, where: str) -> Any:

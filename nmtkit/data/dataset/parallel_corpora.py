@@ -3,7 +3,7 @@
 The file of --corpora is TOML. Each entry [[corpus]] describes a corpus.
 """
 
-import filecmp
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, repeat
@@ -13,10 +13,9 @@ from typing import NamedTuple
 from nmtkit.config import Config, derive, option, suggestion
 from nmtkit.config.files import read_toml
 from nmtkit.data.corpora.blocks import BLOCK_BYTES, BLOCK_LINES, LineBlock, blocks, extracted_blocks
-from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, check_line_counts, locate, locate_side
+from nmtkit.data.corpora.corpus import Corpus, as_columns, check_line_counts, locate, locate_side
 from nmtkit.data.corpora.lines import lists_of_lines
 from nmtkit.data.corpora.pairs import pairs
-from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.directions import MAX_DIRECTIONS, Direction
 from nmtkit.text.language_identification import exchanged
@@ -318,15 +317,20 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
         paths = (corpora[0].source, *(corpus.target for corpus in corpora))
         return paths, paths
     folder.mkdir(parents=True)
-    extracted: list[Path] = []
-    for language, corpus in zip(languages[1:], corpora, strict=True):
-        with CorpusWriter(str(folder / language), (languages[0], language)) as writer:
+    extracted = tuple(folder / str(index) for index in range(len(languages)))
+    digests = []
+    for language, path, corpus in zip(languages[1:], extracted[1:], corpora, strict=True):
+        digest = hashlib.sha256()
+        with extracted[0].open("wb") as source, path.open("wb") as target:  # one copy of the first language
             for part in pairs(corpus):
-                writer.write(Pairs(part.sources, part.targets, []))
-        source, target = writer.paths
-        if extracted and not filecmp.cmp(extracted[0], source, shallow=False):
+                text = "".join(line + "\n" for line in part.sources).encode()
+                digest.update(text)
+                source.write(text)
+                target.write("".join(line + "\n" for line in part.targets).encode())
+        digests.append(digest.digest())
+        if digests[0] != digests[-1]:
             raise ValueError(
-                f"{name}: {languages[0]} lines for {languages[1]} and {language} differ; write an entry for each pair"
+                f"{name} has different {languages[0]} lines for {languages[1]} and for {language}; "
+                "write an entry for each pair of languages"
             )
-        extracted += [target] if extracted else [source, target]
-    return tuple(extracted), (Path(name),) * len(languages)
+    return extracted, (Path(name),) * len(languages)

@@ -13,10 +13,10 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nmtkit.config import suggestion
 from nmtkit.config.files import disk_full
@@ -174,12 +174,12 @@ def _lock_of(folder: Path) -> Iterator[None]:
     """A context with an exclusive lock on a folder. A folder that this user cannot write needs no lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".nmtkit.lock").open("a")
+        file: IO[str] | None = (folder / ".nmtkit.lock").open("a")
     except OSError:
-        yield
-        return
-    with file:
-        lock(file, wait=True)
+        file = None
+    with file or nullcontext():
+        if file is not None:
+            lock(file, wait=True)
         yield
 
 

@@ -100,7 +100,7 @@ def charsmap_of(model: bytes) -> bytes:
 
 
 def _settings(model: bytes, spec: int) -> list[tuple[int, int | bytes]]:
-    """Returns the fields of the TrainerSpec or the NormalizerSpec of a model file: `spec` is the number."""
+    """Returns the fields of the settings `spec` of a model file. `spec` is TRAINER_SPEC or NORMALIZER_SPEC."""
     return list(_fields(_message(dict(_fields(model, only=spec)).get(spec, b""))))
 
 

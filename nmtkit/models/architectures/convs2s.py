@@ -21,7 +21,8 @@ from nmtkit.models.layers.dropout import Dropout
 # B sentences, S source tokens, T target tokens, M tokens of the longest source sentence, R hypotheses of a sentence;
 # `embedding` is the width of the embeddings, `width` is the width of a block
 
-WIDTHS, KERNELS = (512,) * 9 + (1024,) * 4 + (2048,) * 2, (3,) * 13 + (1,) * 2  # blocks of the WMT'14 models
+WIDTHS = (512,) * 9 + (1024,) * 4 + (2048,) * 2  # widths of the blocks of the WMT'14 models
+KERNELS = (3,) * 13 + (1,) * 2  # kernels of these blocks
 HALF = math.sqrt(0.5)  # factor that gives a sum of two values the variance of one value (section 3.4)
 
 

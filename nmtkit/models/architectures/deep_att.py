@@ -78,11 +78,12 @@ class FastForwardStack(nn.Module):
         super().__init__()
         hidden = config.d_model
         widths = [width, *[3 * hidden] * (len(reverse) - 1)]
-        shapes = [(2 * hidden, config.dropout)] * (len(reverse) - 1) + [(4 * hidden, 0.0)]  # the top layer has all of f
-        layers = zip(widths, shapes, reverse, strict=True)
-        self.layers = module_list(
-            FastForwardLayer(width, hidden, *shape, backwards) for width, shape, backwards in layers
-        )
+        lower = [
+            FastForwardLayer(width, hidden, 2 * hidden, config.dropout, backwards)
+            for width, backwards in zip(widths[:-1], reverse[:-1], strict=True)
+        ]
+        top = FastForwardLayer(widths[-1], hidden, 4 * hidden, 0.0, reverse[-1])
+        self.layers = module_list([*lower, top])
 
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
         """Returns [f, h] of the top layer, [T, 5 hidden], for the input of the bottom layer."""

@@ -94,10 +94,9 @@ class MoE(IncrementalArchitecture):
         nn.init.normal_(self.source_embedding.weight, std=0.1)
         nn.init.normal_(self.target_embedding.weight, std=0.1)
         self.bottom_encoder = BidirectionalLSTM(width, hidden, projection=width // 2)
-        self.encoder, self.decoder = (
-            module_list(PackedLSTM(width, hidden, projection=width) for _ in range(layers - 1))
-            for layers in (config.encoder_layers, config.decoder_layers)
-        )
+        encoder = [PackedLSTM(width, hidden, projection=width) for _ in range(config.encoder_layers - 1)]
+        decoder = [PackedLSTM(width, hidden, projection=width) for _ in range(config.decoder_layers - 1)]
+        self.encoder, self.decoder = module_list(encoder), module_list(decoder)
         self.encoder_experts = Experts(config, width, config.d_expert)
         self.decoder_experts = Experts(config, width, config.d_expert)
         attention = ProductAttention(width, width, width)

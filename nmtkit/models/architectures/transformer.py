@@ -260,10 +260,10 @@ class Transformer(Architecture):
         begins, and the graph records the operations in the hooks of weight normalisation.
         """
         attentions = [layer.cross_attention for layer in self.decoder if layer.cross_attention is not None]
-        own = [getattr(type(self), name) is getattr(Transformer, name) for name in ("decode", "start", "step")]
-        own += [type(attention).project is CrossAttention.project for attention in attentions]
+        unchanged = [getattr(type(self), name) is getattr(Transformer, name) for name in ("decode", "start", "step")]
+        unchanged += [type(attention).project is CrossAttention.project for attention in attentions]
         hooks = (hook for module in self.modules() for hook in hooks_of(module))
-        return all(own) and all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
+        return all(unchanged) and all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticMemory:
         config, weight = self.config, self.target_embedding.tokens.weight

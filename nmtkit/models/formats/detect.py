@@ -4,12 +4,11 @@ from pathlib import Path
 
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.models.formats import fairseq, huggingface, marian, safetensors
-from nmtkit.models.formats.reading import naming
 
 
 def load(source: Path) -> Checkpoint:
     """Imports the model `source` of another toolkit as a checkpoint. Raises FileNotFoundError or ValueError."""
-    with naming(source):
+    try:
         if not source.exists():
             raise FileNotFoundError(f"{source}: no such file or folder")
         if (source / safetensors.CONFIG_FILE).exists():
@@ -30,3 +29,7 @@ def load(source: Path) -> Checkpoint:
             f"{source} is not a model that can be imported: give a folder of Hugging Face transformers, an .npz of "
             "Marian, or a .pt of fairseq with its dictionaries"
         )
+    except ValueError as error:
+        if str(source) in str(error):
+            raise
+        raise ValueError(f"{source}: {error}") from error

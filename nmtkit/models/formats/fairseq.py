@@ -67,7 +67,6 @@ IGNORED = re.compile(
     r"(en|de)coder\.(version|embed_positions\.(_float_tensor|weights))"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
 )
-NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")  # norms of a decoder layer
 
 
 def is_model(source: Path) -> bool:
@@ -153,7 +152,7 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
         "output_bias": True,  # the bias hides entries that the original model does not have
         "positions": "learned" if learned else "sinusoidal_fairseq",
         "position_offset": 0 if learned else PADDING + 1,
-        "max_positions": settings.same(settings.integer, *(longest if learned else longest[:1])),
+        "max_positions": settings.same(settings.integer, *longest) if learned else settings.integer(longest[0]),
         "scale_embeddings": not settings.flag("no_scale_embedding", False),
         "embedding_norm": settings.flag("layernorm_embedding", False),
         "share_embeddings": shared,
@@ -258,7 +257,10 @@ def listed(value: Any) -> list[str]:
 
 def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the weights under the names of fairseq 0.12."""
-    norms = {"encoder": NORMS[::2], "decoder": NORMS}  # an encoder layer has no cross-attention
+    norms = {
+        "encoder": ["self_attn_layer_norm", "final_layer_norm"],
+        "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
+    }
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         old_norm = re.fullmatch(r"((en|de)coder)(\.layers\.\d+)\.layer_norms\.([012])\.(weight|bias)", name)
@@ -280,8 +282,10 @@ def checkpoint_file(folder: Path) -> Path:
     """Returns the first of `NAMES` in a folder, or else its only .pt file. Raises FileNotFoundError or ValueError."""
     files = sorted(folder.glob("*.pt"))
     named = [folder / name for name in NAMES if folder / name in files]
-    if named or len(files) == 1:
-        return [*named, *files][0]
+    if named:
+        return named[0]
+    if len(files) == 1:
+        return files[0]
     if not files:
         raise FileNotFoundError(f"{folder} does not contain a checkpoint such as {NAMES[0]}")
     raise ValueError(

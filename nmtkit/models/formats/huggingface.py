@@ -151,11 +151,12 @@ def marian_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, in
     """Reads two SentencePiece models, and either one table of ids for both models or one table for each model."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
     start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
-    files: dict[Path, tuple[list[bytes], int | None]] = {folder / VOCAB_FILE: (models, start)}
+    sides: list[tuple[str, list[bytes], int | None]] = [(VOCAB_FILE, models, start)]
     if not settings.flag("share_encoder_decoder_embeddings", True):  # the target table has the decoder's first token
-        files = {folder / VOCAB_FILE: (models[:1], None), folder / "target_vocab.json": (models[1:], start)}
-    sides = zip(files.items(), sizes, strict=False)
-    tables = [table_of(pieces_by_id(path), size, side, first, path) for (path, (side, first)), size in sides]
+        sides = [(VOCAB_FILE, models[:1], None), ("target_vocab.json", models[1:], start)]
+    tables = []
+    for (name, side, first), size in zip(sides, sizes, strict=False):
+        tables.append(table_of(pieces_by_id(folder / name), size, side, first, folder / name))
     known = set(tables[0].pieces)
     warn_of_added_tokens(folder, added_tokens(folder, known, len(known)), known)
     tables = [tables[0], tables[-1]]

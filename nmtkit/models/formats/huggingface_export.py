@@ -151,7 +151,7 @@ def json_files(
 
 
 def as_marian(model: Transformer, tokenizer: Tokenizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the weights and the files of a MarianMTModel by name. The weights have its order of dimensions."""
+    """Returns the weights and the files of a MarianMTModel by name. Dimensions have the order of MarianMTModel."""
     config, state, axes = model.config, model.state_dict(), torch.arange(model.config.d_model)
     if config.positions == "sinusoidal":
         axes = torch.cat([axes[::2], axes[1::2]])  # the old index of each new dimension
@@ -172,13 +172,14 @@ def as_marian(model: Transformer, tokenizer: Tokenizer) -> tuple[dict[str, Tenso
     entries |= {"vocab_size": len(source), "decoder_vocab_size": len(target)}
     entries |= {"normalize_before": False, "static_position_embeddings": True}
     about = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared, "model_max_length": 512}
-    return weights | split(state, TRANSFORMERS.of(config)), {
+    files = {
         **json_files(config, entries, [BOS, UNK], MARIAN_IDS),
         "source.spm": tokenizer.source_model,
         "target.spm": tokenizer.target_model,
         **{name: {piece.lstrip(FOREIGN): id for id, piece in enumerate(table)} for name, table in tables.items()},
         TOKENIZER_FILE: about | {"unk_token": source[UNK], "eos_token": source[EOS], "pad_token": source[BOS]},
     }
+    return weights | split(state, TRANSFORMERS.of(config)), files
 
 
 # --- M2M100ForConditionalGeneration ---------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ def hidden_ids(model: Transformer, pieces: Collection[str], source: Path) -> set
 def as_m2m(model: Transformer, tokenizer: Tokenizer, source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the weights and the files of an M2M100ForConditionalGeneration by name.
 
-    Some ids of an imported model do not stand for a piece. They have names such as <unused 7>. In the export, these ids
+    Some ids of an imported model do not stand for a piece, and have names such as <unused 7>. In the export, these ids
     come last.
     """
     config, state, languages = model.config, model.state_dict(), M2M_100.split()
@@ -232,7 +233,8 @@ def as_m2m(model: Transformer, tokenizer: Tokenizer, source: Path) -> tuple[dict
     rest = {piece: id for piece, id in ids.items() if is_unused(piece)}
     pieces = [piece for piece, id in ids.items() if piece not in NAMES and piece not in rest and id not in hidden]
     start = rest.pop(unused(START)) if BOS in hidden else BOS
-    rows = [start, ids.get("<pad>", start), EOS, UNK, *(ids[piece] for piece in pieces)]  # for each id of the export
+    # for each id of the export, the index of its row in nmtkit's embeddings
+    rows = [start, ids.get("<pad>", start), EOS, UNK, *(ids[piece] for piece in pieces)]
     rows += [*(tokenizer.languages.get(code, start) for code in languages), *rest.values()]
     embeddings = state["target_embedding.tokens.weight"][rows].float()
     entries = {"architectures": [M2M], "model_type": "m2m_100", "vocab_size": len(rows)}
@@ -240,9 +242,10 @@ def as_m2m(model: Transformer, tokenizer: Tokenizer, source: Path) -> tuple[dict
     special = M2M_IDS | {"decoder_start_token_id": END if BOS in hidden else START}
     about: dict[str, Any] = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "m2m100"}
     about |= {"num_madeup_words": len(rows) - len(NAMES) - len(pieces) - len(languages)}
-    return {"model.shared.weight": embeddings} | split(state, TRANSFORMERS.of(config)), {
+    files = {
         **json_files(config, entries, [START, PAD, UNKNOWN], special),
         SPM_FILE: tokenizer.source_model,
         VOCAB_FILE: NAMES | {piece: id for id, piece in enumerate(pieces, len(NAMES))},
         TOKENIZER_FILE: about | {"src_lang": next(iter(tokenizer.languages)), "model_max_length": config.max_positions},
     }
+    return {"model.shared.weight": embeddings} | split(state, TRANSFORMERS.of(config)), files

@@ -143,10 +143,11 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
 def _known_entries(
     sources: NumpyArray, targets: NumpyArray, probabilities: NumpyArray | None, frequent: NumpyArray | None
 ) -> LexicalEntries:
-    """Returns the entries without the id -1, which stands for a piece that a vocabulary lacks."""
+    """Leaves out and counts the entries with the id -1, which stands for a piece that a vocabulary lacks."""
     known = (sources >= 0) & (targets >= 0)
-    left = None if probabilities is None else probabilities[known]
-    return LexicalEntries(sources[known], targets[known], left, frequent, int((~known).sum()))
+    if probabilities is not None:
+        probabilities = probabilities[known]
+    return LexicalEntries(sources[known], targets[known], probabilities, frequent, int((~known).sum()))
 
 
 def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:

@@ -138,7 +138,7 @@ def average_attention(settings: ModelSettings, inner: int, activation: str) -> d
 
 
 def check_value(settings: ModelSettings, name: str, supported: tuple[str, ...], default: str | None = None) -> str:
-    """Returns a setting. Raises ValueError for a value that does not fit nmtkit or the other settings of the model."""
+    """Returns a setting. Raises ValueError if the value is not in `supported`."""
     value = settings.text(name, default)
     if value not in supported:
         fitting = " and ".join(supported)
@@ -197,7 +197,8 @@ def read_vocabulary(path: Path, side: str) -> tuple[IdTable, bytes]:
         by_id = dict(enumerate(piece.text for piece in pieces))
         unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), unknown)
     elif path.suffix in (".yml", ".yaml", ".json"):
-        table, by_id = parse(read_text(path, purpose), path), {}
+        table = parse(read_text(path, purpose), path)
+        by_id = {}
         with suppress(ValueError, TypeError):
             by_id = {int(id): word for word, id in table.items()}
         if not by_id or sorted(by_id) != list(range(len(table))):
@@ -215,8 +216,12 @@ def read_vocabulary(path: Path, side: str) -> tuple[IdTable, bytes]:
 def to_nmtkit(weights: Weights, config: TransformerConfig, tables: Sequence[IdTable]) -> dict[str, Tensor]:
     """Returns the weights under nmtkit's names. `tables` gives the order of the rows of both embeddings."""
     old = MARIAN.output.removesuffix("t")  # older releases write the transposed matrix under this name
-    if old in weights.tensors:
+    if old in weights.tensors and MARIAN.output not in weights.tensors:
         weights.tensors[MARIAN.output] = weights.matrix(old).T
+    for table, embeddings in zip(tables, (MARIAN.source, MARIAN.target), strict=True):
+        rows, entries = len(weights.matrix(*embeddings)), max(table.rows) + 1
+        if rows != entries:
+            raise ValueError(f"{weights.path} has embeddings for {rows} entries, but its vocabulary has {entries}")
     tied = ("tied-embeddings-all or tied-embeddings-src", "tied-embeddings-all or tied-embeddings")
     tensors = weights.to_nmtkit(
         MARIAN, config, tables, tied, re.escape(SETTINGS), lambda part: part.flatten() if len(part) == 1 else part.t()

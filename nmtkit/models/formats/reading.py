@@ -48,16 +48,9 @@ def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns errors caused by a wrong structure, such as KeyError, into a ValueError that names `path`.
-
-    Adds `path` to the message of a ValueError that does not contain `path`.
-    """
+    """Turns errors caused by a wrong structure, such as KeyError, into a ValueError that names `path`."""
     try:
         yield
-    except ValueError as error:
-        if str(path) in str(error):
-            raise
-        raise ValueError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or of an unknown format: {type(error).__name__} {error}") from error
 

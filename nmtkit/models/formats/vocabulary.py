@@ -32,7 +32,7 @@ class IdTable:
 def tokenizer_of(tables: Sequence[IdTable], models: Sequence[bytes]) -> Tokenizer:
     """Returns a tokenizer with SentencePiece models and the ids of their tables.
 
-    There is one table and one model for both sides, or one for the source and one for the target.
+    There is one table and one model for both sides, or a table and a model for each side.
     """
     pairs = zip(tables, models, strict=True)
     made = [with_preparation(renumbered(model, table.pieces, table.control)) for table, model in pairs]

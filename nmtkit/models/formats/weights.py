@@ -57,14 +57,13 @@ class Weights:
         return matrix
 
     def rows(self, names: Sequence[str], table: IdTable) -> Tensor:
-        """Returns the matrix `first_name(*names)` in the order of `table`."""
+        """Returns the rows of the matrix `first_name(*names)` in the order of `table`, without surplus rows."""
         return self.select(self.matrix(*names), table.rows, self.first_name(*names))
 
     def select(self, table: Tensor, rows: list[int], name: str) -> Tensor:
-        """Returns the given rows of `table`, the tensor `name`. Raises ValueError unless `rows` names every row."""
-        entries = max(rows) + 1
-        if len(table) != entries:
-            raise ValueError(f"{self.path}: the vocabulary has {entries} entries, but {name} has {len(table)} rows")
+        """Returns the given rows of `table`. Raises ValueError naming `name` if `table` has too few rows."""
+        if max(rows) >= len(table):
+            raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, but {name} has {len(table)} rows")
         return table[rows]
 
     def output_bias(self, name: str, table: IdTable) -> Tensor:
@@ -93,8 +92,9 @@ class Weights:
     ) -> dict[str, Tensor]:
         """Returns all parameters under nmtkit's names. `tables` gives the order of the rows of both embeddings.
 
-        `settings` are the settings by which both embeddings, and the target embeddings and the output projection, are
-        the same parameter. `convert` changes a tensor of a layer before the tensors of a parameter are concatenated.
+        `settings` are two names for error messages: the setting that ties both embeddings, and the setting that ties
+        the target embeddings and the output projection. `convert` changes a tensor of a layer before the tensors of a
+        parameter are concatenated.
         Raises ValueError if a tensor was not used, unless its whole name matches the pattern `ignored`.
         """
         source, target = names.source, names.target

@@ -68,8 +68,8 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
     `change`: bf16 takes half the memory, and the next product needs no cast. The sum is rounded to this dtype, and the
     statistics are computed in fp32.
     """
-    fusable = is_unmodified(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None
-    if fusable and (p or torch.is_grad_enabled()):
+    trains = p or torch.is_grad_enabled()
+    if trains and is_unmodified(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None:
         arguments = x, change, norm.weight, norm.bias, norm.eps, p
         if takes_noise(change, p):
             return _AddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ class KeysAndValues:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
-        self.shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in tensors]
+        self.shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in tensors]  # (1 or 2, width of a head)
         keys, values = tensors[0][:, 0].flatten(1, 2), tensors[-1][:, -1].flatten(1, 2)
         self.by_layer = list(zip(keys.transpose(2, 3).unbind(), values.unbind(), strict=True))
 

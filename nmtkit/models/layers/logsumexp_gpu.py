@@ -8,7 +8,6 @@ Tests run the kernel in Triton's interpreter; **it has not run on a GPU yet**.
 """
 
 import functools
-from functools import partial
 from typing import Any
 
 import torch
@@ -78,5 +77,6 @@ def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
 @functools.cache
 def is_usable(device: torch.device) -> bool:
     """Returns whether the kernel works on this CUDA device. Tries the kernel once, and logs a failure."""
-    trial = partial(fused_logsumexp, torch.zeros(2, 300, device=device), 128)
-    return works(trial, "cannot use the fused log-sum-exp kernel")
+    return works(
+        lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "cannot use the fused log-sum-exp kernel"
+    )

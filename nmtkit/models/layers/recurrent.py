@@ -159,7 +159,8 @@ class AttentionLSTM(nn.Module):
     ) -> AttentionLSTMOutput:
         """Runs the layer over x [T, width]. The N sentences of `layout` are R hypotheses for each of B memories.
 
-        `memory` is the padded result of `with_keys`, [B, M, width + hidden]. `mask` [B, M] is true for its tokens.
+        `memory` is the padded result of `with_keys`, [B, M, width + hidden]. `mask` [B, M] is true where the
+        memory has a token.
         """
         values, keys = memory.tensor_split([self.context_proj.in_features], -1)
         gates = Packed(self.input_proj(x), layout).to_padded()  # [T, 4 hidden] -> [N, L, 4 hidden]

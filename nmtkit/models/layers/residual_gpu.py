@@ -4,8 +4,8 @@ Separate operations (dropout, sum in fp32, norm and casts) move about 29 bytes p
 kernels compute sums and statistics in fp32 in registers, and write results in the dtype of `change`. They move 8 bytes
 per element in each direction. The dropout mask is not stored; the backward kernel draws it again from the same seed.
 
-If a kernel cannot be built, `add_and_norm` of `dropout.py` uses separate operations. Tests run these kernels in
-Triton's interpreter; **they have not run on a GPU yet**.
+Without Triton, or if a kernel cannot be built, `add_and_norm` of `dropout.py` uses separate operations. Tests run these
+kernels in Triton's interpreter; **they have not run on a GPU yet**.
 """
 
 import functools

@@ -98,8 +98,8 @@ class StaticMemory:
         layout, capacity = memory.layout, self.memory.shape[1]
         self.memory.index_fill_(0, slots, 0.0)
         cell = slots[layout.segment_ids] * capacity + layout.position_ids  # T
-        parts = (part.flatten(1) for project in self.projections for part in project(memory.values))
-        projected = torch.cat([*parts], 1).to(self.memory.dtype)  # T layers*H*(K+Kv)
+        parts = [part.flatten(1) for project in self.projections for part in project(memory.values)]
+        projected = torch.cat(parts, 1).to(self.memory.dtype)  # T layers*H*(K+Kv)
         self.memory.view(-1, projected.shape[1]).index_copy_(0, cell, projected)
         beyond = torch.arange(capacity, device=slots.device) >= layout.lengths[:, None]
         mask = self.memory_mask.new_zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None]

@@ -83,7 +83,8 @@ class NeuralMetric(SegmentMetric):
 
     def rows(self, inputs: Sequence[Texts]) -> Tensor:
         """Returns the result of each input on the CPU: [inputs, D]. Repeated and recent inputs are computed once."""
-        new = [texts for texts in dict.fromkeys(inputs) if texts not in self._memory]
+        memory = self._memory  # another thread may replace the attribute, but keeps the results that this call needs
+        new = [texts for texts in dict.fromkeys(inputs) if texts not in memory]
         if new:
             progress.begin(f"Computing {self.label}", "texts", len(new))
         encoded = self.encode(new)
@@ -93,12 +94,11 @@ class NeuralMetric(SegmentMetric):
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
             with self.computing():
                 output = self.finite(self.run(ids.to(self.device), mask.to(self.device))).float().cpu()
-            self._memory |= {new[index]: row for index, row in zip(batch, output, strict=True)}
+            memory |= {new[index]: row for index, row in zip(batch, output, strict=True)}
             progress.advance(len(batch))
-        result = torch.stack([self._memory[texts] for texts in inputs])
-        for texts in [*self._memory][:-MEMORY]:
-            del self._memory[texts]
-        return result
+        if len(memory) > MEMORY:
+            self._memory = dict([*memory.items()][-MEMORY:])
+        return torch.stack([memory[texts] for texts in inputs])
 
     def finite(self, output: Tensor) -> Tensor:
         """Returns `output`. Raises ValueError if a number is not finite."""

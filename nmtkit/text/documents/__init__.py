@@ -18,8 +18,10 @@ __all__ = [
 ]  # fmt: skip
 
 FORMATS: dict[str, type[Document]] = {"html": WebPage, "srt": SubRip, "vtt": WebVTT, "po": Catalogue, "xliff": Xliff}
-_EXTENSIONS = {"html": ".html .htm .xhtml", "srt": ".srt", "vtt": ".vtt", "po": ".po .pot", "xliff": ".xlf .xliff"}
-EXTENSIONS = {extension: format for format, listed in _EXTENSIONS.items() for extension in listed.split()}
+EXTENSIONS = {
+    ".html": "html", ".htm": "html", ".xhtml": "html", ".srt": "srt", ".vtt": "vtt", ".po": "po", ".pot": "po",
+    ".xlf": "xliff", ".xliff": "xliff",
+}  # fmt: skip
 
 
 def format_of(name: str) -> str | None:

@@ -298,24 +298,20 @@ GROUP = INTEGERS.group  # inputs whose weights lie together, in 8 bits
 
 @kernel(*[NUMBER] * 6)
 def packed_columns(code: Vectors, columns: Any, count: Any, source: Any, groups: Any, size: Any, target: Any) -> None:
-    """Copies the weights of the outputs `columns` from a packed layer to another packed layer.
+    """Packs the weights of the outputs `columns`.
 
-    The weights of an output are `groups` groups of inputs. A group has `size` bytes: 2 or 4.
+    `source` has a row of weights for each output: `groups` groups of inputs. A group has `size` bytes: 2 or 4.
     """
     builder = code.builder
     for kind, number in ((INT, 4), (WIDE, 2)):
-
-        def start(layer: Any, output: Any, number: int = number) -> Any:
-            """Returns the address of the first group of an output."""
-            block, lane = builder.sdiv(output, code.size(LANES)), builder.srem(output, code.size(LANES))
-            first = builder.mul(builder.mul(block, groups), code.size(LANES))
-            return code.offset(layer, builder.add(first, lane), number)
-
         with builder.if_then(builder.icmp_signed("==", size, code.size(number))), code.loop(count, 1) as index:
-            row, place = start(source, code.load_number(columns, index, ir.IntType(64))), start(target, index)
+            row = code.offset(source, builder.mul(code.load_number(columns, index, ir.IntType(64)), groups), number)
+            block, lane = builder.sdiv(index, code.size(LANES)), builder.srem(index, code.size(LANES))
+            first = builder.add(builder.mul(builder.mul(block, groups), code.size(LANES)), lane)
+            place = code.offset(target, first, number)
             with code.loop(groups, 1) as group:
-                lane = builder.mul(group, code.size(LANES))
-                builder.store(code.load_number(row, lane, kind), code.at(place, lane, kind))
+                value = code.load_number(row, group, kind)
+                builder.store(value, code.at(place, builder.mul(group, code.size(LANES)), kind))
 
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER)
@@ -341,9 +337,10 @@ MINUS_INFINITY = 0xFF800000  # the bits of -inf
 def pack_shortlist(output: Array, columns: Array, row: Array) -> None:
     """Packs the output projection of the target pieces `columns` for a slot of the search.
 
-    `output` and `row` are rows of tables of linear layers: the projection to all pieces, and the projection of the
-    slot, whose memory gets the packed projection. Padding outputs in the last block have the bias -inf, so the search
-    never chooses these outputs. The padding outputs keep old weights, which are finite.
+    `output` and `row` are rows of tables of linear layers: the projection to all pieces, with the weights of each piece
+    in a row, and the projection of the slot, whose memory gets the packed projection. Padding outputs in the last block
+    have the bias -inf, so the search never chooses these outputs. The padding outputs keep old weights, which are
+    finite.
     """
     count, address = len(columns), columns.ctypes.data
     size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS

@@ -71,7 +71,8 @@ class SearchState(NamedTuple):
     models: Array  # records MODEL
     spaces: Array  # records SPACE, one for each model, like `caches`
     caches: Array  # records CACHE
-    outputs: Array  # models x columns of `compiled_products.linear`: output projections
+    # models x columns of `compiled_products.linear`: output projections, for shortlists with the weights in rows
+    outputs: Array
     tables: Array  # models x slots x these columns: packed output projections of shortlists
     slots: Array  # records SLOT
     rows: Array  # records ROW: the rows of a step

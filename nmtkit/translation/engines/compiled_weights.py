@@ -31,6 +31,7 @@ class WeightTables:
         self.linears: list[list[int]] = []
         self.norms: list[list[int]] = []
         self.arrays: list[Array] = []
+        self.newest = np.empty(0)  # packed weights of the newest linear layer
 
     def kept(self, array: Array) -> int:
         self.arrays.append(array)
@@ -56,6 +57,7 @@ class WeightTables:
             packed = products.packed(integers, products.INTEGERS.group)
         else:
             packed = products.packed(array(weight.detach().float()), 1)
+        self.newest = packed
         addresses = [self.kept(each) for each in (packed, scales, corrections, biases)]
         padded = -(-inputs // LANES) * LANES
         self.linears.append([*addresses, inputs, padded, size, int(self.precision == "int8")])
@@ -68,6 +70,15 @@ class WeightTables:
         gains = array(module.weight.detach().float())
         biases = np.zeros_like(gains) if module.bias is None else array(module.bias.detach().float())
         self.norms.append([self.kept(gains), self.kept(biases), len(gains)])
+
+    def output_rows(self) -> Array:
+        """Returns the last row of `linears`, the output projection, but with the weights of each output in a row.
+
+        A shortlist copies a few rows, which is several times as fast as the copy from packed weights.
+        """
+        output = np.array(self.linears[-1], np.int64)
+        output[products.WEIGHT] = self.kept(np.ascontiguousarray(self.newest.swapaxes(1, 2)))
+        return output
 
     def modules(self, *modules: nn.Linear | None) -> None:
         """Appends linear layers, with a row of zeros for None."""

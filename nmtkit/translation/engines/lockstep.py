@@ -1,12 +1,12 @@
 """Runs the compiled search on batches of segments, with any number of threads."""
 
 import contextlib
-import functools
 import math
 import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -166,7 +166,13 @@ class LockstepSearch:
             memory = self.free.pop()
             if memory.sizes.suffice(sizes):
                 return memory
-        return SearchMemory(sizes, self.models, self.linears)
+        outputs = self.output_rows if sizes.shortlists else np.stack([table[-1] for table in self.linears])
+        return SearchMemory(sizes, self.models, self.linears, outputs)
+
+    @cached_property
+    def output_rows(self) -> Array:
+        """The output projections of the models for searches with a shortlist."""
+        return np.stack([tables.output_rows() for tables in self.tables])
 
     def reserve_positions(self, length: int) -> None:
         """Extends the tables of positions to `length`, the longest source or output of a batch."""
@@ -179,7 +185,7 @@ class LockstepSearch:
                     self.reserved[index] = min(map(len, tables.values()))
 
 
-@functools.cache
+@cache
 def thread_pool(process: int, threads: int) -> ThreadPoolExecutor:
     """Returns threads that search at the same time. Compiled functions release the GIL.
 

@@ -125,10 +125,11 @@ def rounded(size: int) -> int:
 class SearchMemory:
     """Memory of the searches of one thread.
 
-    `models` are records MODEL, `linears` are the tables of linear layers of these models.
+    `models` are records MODEL, `linears` are the tables of linear layers of these models, `outputs` are the output
+    projections: rows of these tables, or `WeightTables.output_rows` for shortlists.
     """
 
-    def __init__(self, sizes: MemorySizes, models: Array, linears: Sequence[Array]) -> None:
+    def __init__(self, sizes: MemorySizes, models: Array, linears: Sequence[Array], outputs: Array) -> None:
         self.sizes, self.models = sizes, models
         self.arrays: list[Array] = []  # arrays whose addresses are in records
         slots, beam, number = sizes.slots, sizes.beam, len(models)
@@ -139,7 +140,6 @@ class SearchMemory:
         for index, table in enumerate(linears):
             self.make_space(spaces[index], models[index], table)
         tables = integers(number, slots if sizes.shortlists else 0, COLUMNS)
-        outputs = np.stack([table[-1] for table in linears])
         for table, output in zip(tables, outputs, strict=True):
             for row in table:
                 self.make_shortlist(row, output)

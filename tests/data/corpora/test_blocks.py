@@ -137,6 +137,29 @@ def test_a_truncated_zst_file_is_an_error_wherever_it_ends(compressed_frames: in
             file.read()
 
 
+def test_a_small_zst_file_of_much_text_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    header = bytes.fromhex("28b52ffd0058")  # a frame of unknown size
+    block = (1 << 17 << 3 | 2).to_bytes(3, "little") + b"a"  # stands for 128 KiB of text
+    (tmp_path / "t.zst").write_bytes(header + 4096 * block)
+    tracemalloc.start()
+    try:
+        with open_bytes(tmp_path / "t.zst") as file:
+            assert file.read(4) == b"aaaa"
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20  # the whole text has 512 MiB
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_little_memory_is_not_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> bytes:
+        raise MemoryError
+
+    (tmp_path / "t.gz").write_bytes(b"")
+    monkeypatch.setattr("gzip.GzipFile.read", read)
+    with open_bytes(tmp_path / "t.gz") as file, pytest.raises(MemoryError):
+        file.read()
+
+
 def test_missing_zstandard_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     (tmp_path / "t.en.zst").write_bytes(b"x")

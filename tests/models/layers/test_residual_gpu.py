@@ -1,6 +1,7 @@
 """The residual connection's GPU kernels, in Triton's interpreter where Triton is installed, against fp64."""
 
 import logging
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -86,19 +87,21 @@ def test_without_triton_or_with_kernels_that_fail_the_plain_way_is_taken(
     try:
 
         def without_triton() -> None:
-            raise ModuleNotFoundError("No module named 'triton'")
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
         monkeypatch.setattr(residual_gpu, "kernels", without_triton)
         assert not residual_gpu.is_usable(device) and not caplog.records
-        residual_gpu.is_usable.cache_clear()
-
-        class Broken:
-            def __getitem__(self, grid: object) -> object:
-                raise RuntimeError("no compiler for sm_123\nand a traceback")
-
-        monkeypatch.setattr(residual_gpu, "kernels", lambda: (Broken(), Broken()))
-        assert not residual_gpu.is_usable(device) and not residual_gpu.is_usable(device)
-        (record,) = caplog.records
-        assert record.getMessage().endswith(": no compiler for sm_123")
+        for error, message in (
+            (RuntimeError("no compiler for sm_123\nand a traceback"), "no compiler for sm_123"),
+            (ModuleNotFoundError("No module named 'setuptools'", name="setuptools"), "No module named 'setuptools'"),
+        ):
+            residual_gpu.is_usable.cache_clear()
+            caplog.clear()
+            broken = MagicMock()
+            broken.__getitem__.side_effect = error
+            monkeypatch.setattr(residual_gpu, "kernels", lambda broken=broken: (broken, broken))
+            assert not residual_gpu.is_usable(device) and not residual_gpu.is_usable(device)
+            (record,) = caplog.records
+            assert record.getMessage().endswith(f": {message}")
     finally:
         residual_gpu.is_usable.cache_clear()
