@@ -98,6 +98,7 @@ class Contract(Generic[T]):
         return Subject(self.registry, self.base, name, settings, tokenizer)
 
     def results(self, subject: Subject[T]) -> Iterator[Result]:
+        """Yields the result of each check, in order. The random state of the CPU is restored after each check."""
         for check in self.checks:
             error = None
             with torch.random.fork_rng(devices=[]):  # so that checks can seed the generator of torch
@@ -113,13 +114,17 @@ def checks_of(module: str, *shared: Check) -> tuple[Check, ...]:
 
     A check is a function whose only parameter has the name `subject`, and which returns None.
     """
-    functions = [value for value in vars(sys.modules[module]).values() if isinstance(value, FunctionType)]
-    signatures = ((each, inspect.signature(each)) for each in functions if each.__module__ == module)
-    own = (each for each, of in signatures if list(of.parameters) == ["subject"] and of.return_annotation is None)
+    own = []
+    for value in vars(sys.modules[module]).values():
+        if isinstance(value, FunctionType) and value.__module__ == module:
+            signature = inspect.signature(value)
+            if list(signature.parameters) == ["subject"] and signature.return_annotation is None:
+                own.append(value)
     return *own, *shared
 
 
 def title(check: Check) -> str:
+    """Returns the name of a check as words."""
     return check.__name__.replace("_", " ")
 
 

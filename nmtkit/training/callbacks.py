@@ -197,7 +197,10 @@ class CallbackList:
         states = {name: callback.state() for name, callback in self.active.items()}
         for name, state in states.items():
             if not _is_plain(state):
-                raise ValueError(f"callback {name} has the state {state!r:.200}, not a dict of plain values or tensors")
+                raise ValueError(
+                    f"the state of callback {name} is {state!r:.200}; it must be a dict of numbers, texts, lists, "
+                    "dicts and tensors"
+                )
         return self.others | {name: state for name, state in states.items() if state}
 
     def load_state(self, states: Mapping[str, dict[str, Any]]) -> None:

@@ -144,7 +144,7 @@ def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
     Raises ValueError for a transform of monolingual pairs if the split has no such pairs, and for a transform of source
     sentences if the model reads no source.
     """
-    chosen = [*job.built("transforms", split.tokenizer).items()]
+    chosen = list(job.built("transforms", split.tokenizer).items())
     for name, transform in chosen:
         if transform.source_only and not job.reads_source:
             raise ValueError(

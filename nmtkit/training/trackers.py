@@ -35,7 +35,7 @@ class Tracker(Callback):
     def __init__(self, config: Any) -> None:
         """Keeps the config. Raises ImportError, with the pip command, unless the package is installed."""
         if importlib.util.find_spec(self.name) is None:
-            raise ImportError(f"--callbacks {self.name} is not installed: pip install 'nmtkit[{self.name}]'")
+            raise ImportError(f"the package {self.name} is not installed: pip install 'nmtkit[{self.name}]'")
         self.config = config
 
     def send(self, run: RunState, values: dict[str, float]) -> None:

@@ -190,10 +190,9 @@ def evaluating(model: Architecture) -> Iterator[None]:
 
 def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[list[int]]) -> Tensor:
     """Returns log p of each target including eos, given the sentence of `memory` with the same index: [C]."""
-    inputs, outputs = (
-        Packed.from_lists(sentences).to(memory.values.device)
-        for sentences in ([[BOS, *target] for target in targets], [[*target, EOS] for target in targets])
-    )
+    device = memory.values.device
+    inputs = Packed.from_lists([[BOS, *target] for target in targets]).to(device)
+    outputs = torch.tensor([token for target in targets for token in (*target, EOS)]).to(device)
     logits = model.output_projection(model.decode(memory, inputs))
-    nll = F.cross_entropy(logits.float(), outputs.values, reduction="none")
+    nll = F.cross_entropy(logits.float(), outputs, reduction="none")
     return nll.new_zeros(len(targets)).index_add(0, inputs.layout.segment_ids, -nll)

@@ -68,7 +68,8 @@ class Criterion(nn.Module, ABC):
         if not isinstance(loss.counts, dict) or "nll" not in loss.counts:
             counts = sorted(loss.counts) if isinstance(loss.counts, dict) else described(loss.counts)
             raise ContractError(
-                f"criterion {name} returned counts {counts} without 'nll', the negative log-likelihood for perplexity"
+                f"criterion {name} returned counts {counts} without 'nll', the summed negative log-likelihood, which "
+                "perplexity needs"
             )
         check_sums(f"criterion {name}", {"sum": loss.sum, **loss.counts})
         return loss

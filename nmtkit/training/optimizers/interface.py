@@ -40,8 +40,14 @@ class OptimizerRegistry(Registry[Optimizer]):
         state) gives the same values as a step on the whole parameter. This is true, for example, for element-wise
         optimizers.
         """
-        self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
-        return super().register(name, preset)
+        keep = super().register(name, preset)
+
+        def declare(factory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+            keep(factory)  # before the declaration, because this call raises an error for a name that is taken
+            self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
+            return factory
+
+        return declare
 
 
 OPTIMIZERS = OptimizerRegistry("optimizer", "--optimizer")
