@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.piece_spans import decoded_pieces, source_spans
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.text.alignment import words
 from nmtkit.text.documents import Document, ReadOptions, format_of, read_document

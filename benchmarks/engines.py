@@ -32,7 +32,7 @@ import torch
 from harness import Report, Row, chosen, in_turns, parser
 
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES

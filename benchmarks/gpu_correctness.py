@@ -23,8 +23,8 @@ from nmtkit.models.layers.dropout import add_and_norm, dropout
 from nmtkit.models.layers.logsumexp_gpu import logsumexp
 from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, output_two_pass_loss
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
-from nmtkit.translation.engines.gpu_beam_search import Eager
 from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.gpu_beam_search import Eager
 from nmtkit.translation.search.scorer import BLOCK
 from nmtkit.translation.search.types import BatchHypotheses
 

@@ -20,9 +20,9 @@ import torch
 
 from nmtkit.config import Config, derive, option
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.spm_model import renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary

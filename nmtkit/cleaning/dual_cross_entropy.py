@@ -15,7 +15,7 @@ from nmtkit.cleaning.probability import MODEL_UNIT
 from nmtkit.config.files import write_atomically
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
-from nmtkit.data.dataset.spm_training import VocabularySizeError
+from nmtkit.data.tokenizers.spm_training import VocabularySizeError
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint

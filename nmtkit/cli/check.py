@@ -73,7 +73,7 @@ def command(
     """
     load_plugins(plugins)
     from nmtkit.contracts import components
-    from nmtkit.data.dataset.spm_training import load_tokenizer
+    from nmtkit.data.dataset.dataset_tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     level = log.level

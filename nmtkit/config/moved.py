@@ -44,7 +44,8 @@ MOVED = {
     "criterions.contract": "training.criterions.interface",
     **{f"data.{name}": f"data.dataset.{name}" for name in
        ("batching", "binarized", "config", "dataset_files",
-        "preprocess", "spm_training", "teacher_file", "transforms")},
+        "preprocess", "teacher_file", "transforms")},
+    **{name: "data.tokenizers.spm_training" for name in ("data.spm_training", "data.dataset.spm_training")},
     **{f"data.{name}": f"data.tokenizers.{name}" for name in ("batch_encoder", "spm_model", "tokenizer")},
     "data.alignments": "data.dataset.encoding",
     "data.dataset_writer": "data.dataset.preprocess",
@@ -71,8 +72,9 @@ MOVED = {
     "search": "translation.search",
     **{f"search.{name}": f"translation.engines.{name}" for name in
        ("compiled_model", "compiled_search", "continuous_batching", "ctranslate2", "numba_engine")},
-    "search.graph_search": "translation.engines.gpu_beam_search",
-    "translation.engines.graph_search": "translation.engines.gpu_beam_search",
+    "search.graph_search": "translation.search.gpu_beam_search",
+    **{f"translation.engines.{name}": "translation.search.gpu_beam_search" for name in
+       ("gpu_beam_search", "graph_search")},
     "search.candidates": "translation.search.scorer",
     **{f"search.{name}": "translation.search.beam_search" for name in ("greedy_search", "sampling")},
     **{f"search.{name}": "translation.search.logits_processors.second_model" for name in

@@ -15,7 +15,7 @@ import torch
 from nmtkit.config import derive
 from nmtkit.config.plugins import plugin_message
 from nmtkit.config.registry import Registry
-from nmtkit.data.dataset.spm_training import load_tokenizer
+from nmtkit.data.dataset.dataset_tokenizer import load_tokenizer
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures.contract import ContractError, described
 

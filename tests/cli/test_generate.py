@@ -14,7 +14,7 @@ from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.data.corpora.corpus import Pairs
 from nmtkit.data.corpora.writer import CorpusWriter
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.translation.pipeline import Pipeline

@@ -3,7 +3,7 @@
 import pytest
 from parallel_text import parallel_lines
 
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 
 

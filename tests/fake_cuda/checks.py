@@ -19,7 +19,7 @@ from nmtkit.training.criterions import CRITERIONS, Criterion
 from nmtkit.training.loader import Position, Update
 from nmtkit.training.setup import build_trainer
 from nmtkit.training.trainer import Trainer
-from nmtkit.translation.engines.gpu_beam_search import GraphBeamSearch
+from nmtkit.translation.search.gpu_beam_search import GraphBeamSearch
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 

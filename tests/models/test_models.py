@@ -9,8 +9,8 @@ from builders import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_token
 
 from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES

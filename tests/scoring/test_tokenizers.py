@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from sacrebleu.metrics import BLEU
 
 from nmtkit.cli import main
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.scoring import tokenizers
 from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores

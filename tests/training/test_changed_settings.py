@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nmtkit.config import derive, field_types
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES, Architecture
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of

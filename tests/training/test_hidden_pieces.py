@@ -13,7 +13,7 @@ from nmtkit.cli import main
 from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, vocabulary_of

@@ -12,8 +12,8 @@ from torch import Tensor
 from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.spm_model import FOREIGN, ModelPiece, new_model, renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building
 from nmtkit.pages.attention import page

@@ -9,7 +9,7 @@ from builders import REAL_LINES, WORDS, save_ending_transformer, save_tiny_trans
 
 import nmtkit
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.translation.search.constraints import AvoidedText, piece_texts, target_texts, text_bytes

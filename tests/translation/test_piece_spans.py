@@ -8,8 +8,8 @@ import pytest
 import sentencepiece
 from builders import tiny_tokenizer
 
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.piece_spans import decoded_pieces, source_spans
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import UNK, Tokenizer
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions

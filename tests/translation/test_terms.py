@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import nmtkit
 from nmtkit.cli import main
-from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.translation.pipeline import required_terms
 from nmtkit.translation.search.text_automaton import TextAutomaton

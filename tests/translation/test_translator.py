@@ -14,8 +14,8 @@ import torch
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transformer
 
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, vocabulary_of

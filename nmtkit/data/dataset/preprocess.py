@@ -29,6 +29,7 @@ from nmtkit.data.dataset.dataset_files import (
     shard_name,
     write_manifest,
 )
+from nmtkit.data.dataset.dataset_tokenizer import dataset_tokenizer, expected_pieces_per_word
 from nmtkit.data.dataset.drop_reasons import DUPLICATE, drops
 from nmtkit.data.dataset.encoding import BlockEncoder, EncodingWorker
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus, open_corpora
@@ -41,7 +42,6 @@ from nmtkit.data.dataset.report import (
     page,
     profile_of,
 )
-from nmtkit.data.dataset.spm_training import dataset_tokenizer, expected_pieces_per_word
 from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, SharedStorage, SideStorage, Sizes, Storage
 from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizers.tokenizer import Tokenizer

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmtkit.config import changed_flags
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.engines.engine import ENGINES, Engine, EngineConfig, LoadedModels
-from nmtkit.translation.engines.gpu_beam_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner, refusal
+from nmtkit.translation.engines.engine import ENGINES, OUTSIDE, Engine, EngineConfig, LoadedModels
+from nmtkit.translation.search.gpu_beam_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import max_lengths
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
@@ -32,7 +33,15 @@ STEPS_PER_SYNC = 2
 TOKENS_PER_SLOT = 64  # a search has at most `LoadedModels.max_tokens` / TOKENS_PER_SLOT slots
 MIN_SLOTS = 16  # minimum number of slots; with fewer slots, a step on a GPU would take the same time
 INSERTION_SHARE = 1 / 16  # an insertion waits until at least this share of the slots is free
+FLAGS = OUTSIDE | {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len"}  # supported flags
 MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
+
+
+def refusal(models: Sequence[Architecture], options: SearchOptions) -> str | None:
+    """Returns the reason why the slots do not support `options` or these models, or None."""
+    others = sorted(changed_flags(options) - FLAGS)
+    unsupported = [type(model).__name__ for model in models if not model.supports_static_decoding]
+    return ", ".join(others + unsupported) or None
 
 
 @dataclass
@@ -144,7 +153,7 @@ class SlotsEngine(Engine):
 class ContinuousBatching:
     """A search over batches of sentences, with at most `slots` sentences at a time.
 
-    `gpu_beam_search.refusal` must return None for the models and options. Required phrases are ignored. A larger search
+    `refusal` must return None for the models and options. Required phrases are ignored. A larger search
     replaces the search if a sentence does not fit or many sentences wait. The search and its recorded graphs are kept
     for the next run.
     """

@@ -3,7 +3,7 @@
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids continuations. A selector
 chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
 `constrained_search.RequiredTextSelector` for required texts. The search ends when no open hypothesis can reach a better
-score than the finished hypotheses. The search with CUDA graphs is `translation/engines/gpu_beam_search.py`.
+score than the finished hypotheses. The search with CUDA graphs is `gpu_beam_search.py`.
 """
 
 import logging

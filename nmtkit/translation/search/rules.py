@@ -1,6 +1,6 @@
 """The rules of a search, which every engine follows: length penalty, stop rule, lengths, forbidden continuations.
 
-`engines/gpu_beam_search.py` uses the same functions as `beam_search.Search`, apart from `ConstraintProcessor`, whose
+`gpu_beam_search.py` uses the same functions as `beam_search.Search`, apart from `ConstraintProcessor`, whose
 tensors change their shapes. Tests compare the compiled search with these functions, option by option.
 """
 

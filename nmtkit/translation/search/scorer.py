@@ -1,6 +1,6 @@
 """Computes scores of the next tokens with one or several models, and chooses the best continuations.
 
-`beam_search.Search` and `engines/gpu_beam_search.py` use the same functions, so they find the same translations.
+`beam_search.Search` and `gpu_beam_search.py` use the same functions, so they find the same translations.
 """
 
 import functools

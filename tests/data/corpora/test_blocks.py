@@ -15,8 +15,8 @@ from nmtkit.data.corpora import lines as lines_module
 from nmtkit.data.corpora.compression import open_bytes
 from nmtkit.data.corpora.corpus import Corpus, locate_side
 from nmtkit.data.corpora.lines import decode, line_windows, lists_of_lines
+from nmtkit.data.dataset.dataset_tokenizer import sample_pairs
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
-from nmtkit.data.dataset.spm_training import sample_pairs
 from nmtkit.scoring.texts import read_lines
 from nmtkit.translation.lines import lines_of_stream
 

@@ -13,8 +13,8 @@ from nmtkit.cli import main
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer, normalize
 
 Links = list[tuple[int, int]]

@@ -12,8 +12,8 @@ from digits import digit_rows, spelled, write_digits
 
 from nmtkit.data.dataset.binarized import Dataset, Split, verify
 from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.dataset_tokenizer import sample_languages
 from nmtkit.data.dataset.preprocess import preprocess
-from nmtkit.data.dataset.spm_training import sample_languages
 from nmtkit.data.directions import Direction, epoch_weights, named_weights
 from nmtkit.data.tokenizers.spm_model import pieces_of, with_control_pieces
 from nmtkit.experiments.inspection import inspect

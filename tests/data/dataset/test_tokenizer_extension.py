@@ -7,7 +7,7 @@ from builders import REAL_LINES, save_transformer
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.data.dataset.spm_training import extended, train_model
+from nmtkit.data.tokenizers.spm_training import extended, train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.building import from_checkpoint
 from nmtkit.models.formats import huggingface

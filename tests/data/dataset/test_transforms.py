@@ -13,10 +13,10 @@ import pytest
 from parallel_text import parallel_lines
 
 from nmtkit.config import derive
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.dataset.transform_pipeline import TransformPipeline
 from nmtkit.data.dataset.transforms import TRANSFORMS, Transform
 from nmtkit.data.tokenizers.spm_model import renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.text.encoded import Encoded
 

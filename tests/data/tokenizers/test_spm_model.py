@@ -7,9 +7,9 @@ import pytest
 import sentencepiece
 from builders import REAL_LINES
 
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer, normalize
 
 OTHER_LINES = [line.translate(str.maketrans("aeiou", "öüäei")) for line in REAL_LINES]

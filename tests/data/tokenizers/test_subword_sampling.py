@@ -11,9 +11,9 @@ import pytest
 import sentencepiece
 from parallel_text import parallel_lines
 
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.dataset.transforms import BPEDropout, BPEDropoutConfig
 from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nmtkit.data.corpora.sampling import Sample, random_numbers
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.spm_model import model_facts
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer, normalize, unescape
 
 ODD = [

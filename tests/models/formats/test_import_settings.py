@@ -209,17 +209,17 @@ def test_surplus_rows_of_the_output_are_left_out(tmp_path: Path) -> None:
 
 def test_embeddings_of_marian_have_a_row_for_each_piece(tmp_path: Path) -> None:
     more = {"Wemb": lambda weights: np.concatenate([weights["Wemb"], weights["Wemb"][:1]])}
-    with pytest.raises(ValueError, match=r"embeddings for \d+ entries, but its vocabulary has \d+"):
+    with pytest.raises(ValueError, match=r"embeddings for \d+ entries"):
         detect.load(change_marian(tmp_path / "more", "type: transformer", "type: transformer", **more))
 
 
 def test_a_second_output_projection_of_marian_is_refused(tmp_path: Path) -> None:
     second = {"decoder_ff_logit_out_Wt": lambda weights: 2 * weights["Wemb"]}
-    with pytest.raises(ValueError, match="different weights: Wemb and decoder_ff_logit_out_Wt"):
+    with pytest.raises(ValueError, match="weights: Wemb and decoder_ff_logit_out_Wt"):
         detect.load(change_marian(tmp_path / "tied", "type: transformer", "type: transformer", **second))
     second["decoder_ff_logit_out_W"] = lambda weights: weights["Wemb"].T
     untied = ("tied-embeddings-all: true", "tied-embeddings-all: false\ntied-embeddings-src: true")
-    with pytest.raises(ValueError, match="decoder_ff_logit_out_W, which do not belong"):
+    with pytest.raises(ValueError, match="decoder_ff_logit_out_W, which do"):
         detect.load(change_marian(tmp_path / "both", *untied, **second))
 
 

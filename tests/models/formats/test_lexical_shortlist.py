@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from builders import tiny_tokenizer
 
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.formats.lexical_shortlist import LexicalEntries, read, write_binary, write_text
 

@@ -18,9 +18,9 @@ from make_marian import EXPORTED, SEARCHES, translations
 
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
+from nmtkit.data.tokenizers.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of

@@ -11,13 +11,14 @@ from nmtkit.contracts.engine import avoided_tokens, required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.engines import Decoder, LoadedModels, continuous_batching, gpu_beam_search
-from nmtkit.translation.engines.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
-from nmtkit.translation.engines.gpu_beam_search import Eager, GraphBeamSearch, StepRunner, refusal
+from nmtkit.translation.engines import Decoder, LoadedModels, continuous_batching
+from nmtkit.translation.engines.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, refusal, rounded
 from nmtkit.translation.search import beam_search as search_module
+from nmtkit.translation.search import gpu_beam_search
 from nmtkit.translation.search.beam_search import Search
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.gpu_beam_search import Eager, GraphBeamSearch, StepRunner
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Segment
 from nmtkit.translation.translator import Translator

@@ -11,28 +11,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from nmtkit.config import changed_flags
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.logsumexp_gpu import logsumexp
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.engines.engine import OUTSIDE
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import forbidden_tokens, is_over, length_penalty
 from nmtkit.translation.search.scorer import BLOCK, Candidates, block_maxima, continuations, mean_log_probabilities
 
 # B slots (or inserted sentences), R hypotheses of each, N = B x R rows, P positions (`CacheLengths.target` of them are
 # in use), V target vocabulary, C candidates
-
-FLAGS = OUTSIDE | {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len"}
-
-
-def refusal(models: Sequence[Architecture], options: SearchOptions) -> str | None:
-    """Returns the reason why this search does not support `options` or these models, or None."""
-    others = sorted(changed_flags(options) - FLAGS)
-    unsupported = [type(model).__name__ for model in models if not model.supports_static_decoding]
-    return ", ".join(others + unsupported) or None
 
 
 class GraphBeamSearch:
