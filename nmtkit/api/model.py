@@ -138,7 +138,7 @@ class Model:
         model.
         """
         if not all(model.reads_source for model in self._translator.originals):
-            hint = 'model.score("", text) returns a log probability'
+            hint = 'model.score("", text) returns the log probability of a text'
             raise ValueError(f"this model is a language model, which does not translate; {hint}")
         search, text = translation_options(options, nbest)
         single = isinstance(source, str | Request)
@@ -372,7 +372,7 @@ class Model:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Raises TypeError, so that `copy` and `pickle` fail with an explanation."""
-        raise TypeError("an nmtkit Model has threads and cannot be copied or pickled; call nmtkit.load in each process")
+        raise TypeError("an nmtkit Model has threads, so it cannot be copied or pickled; call nmtkit.load again")
 
     def __repr__(self) -> str:
         names = ", ".join(type(model).__name__ for model in self.architectures)

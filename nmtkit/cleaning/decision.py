@@ -73,12 +73,13 @@ class Decision:
         for report in self.reports:
             report.histogram = np.zeros(max(0, len(report.edges) - 1), np.int64)
         self._overlaps = np.zeros((len(filters), len(filters)), np.int64)
-        self._unscored = 0  # kept pairs without model scores, because a filter dropped these pairs in the earlier run
+        # pairs that this run keeps, but that the run of --from-scores dropped before it computed model scores
+        self._unscored = 0
         for start in range(0, count, 1 << 16):
             self._apply(slice(start, start + (1 << 16)))
         if self._unscored:
-            log.warning("%s pairs are kept without a model score, because a filter dropped these pairs when %s was "
-                        "written", f"{self._unscored:,}", config.from_scores)  # fmt: skip
+            log.warning("%s pairs are kept now, but have no model score: the run that wrote %s dropped these pairs "
+                        "before it computed model scores", f"{self._unscored:,}", config.from_scores)  # fmt: skip
         if config.duplicates != "none":
             self.reports.append(FilterReport(DUPLICATE, "equal normalized pairs"))
             self._drop_duplicates()
@@ -116,7 +117,8 @@ class Decision:
 
         The comparison ignores case, spaces and punctuation. If one side is compared, the best of several equal pairs
         stays. If both sides are compared, the first pair stays: equal pairs then differ only in case, spaces and
-        punctuation, and models prefer some of these forms by chance. Also drops pairs for --duplicate-similarity.
+        punctuation, and models prefer some of these forms by chance. With --duplicate-similarity, also drops similar
+        pairs.
         """
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
@@ -164,7 +166,7 @@ class Decision:
         return None if index is None else np.round(np.nan_to_num(self._scored.scores[rows, index], nan=-1), 2)
 
     def write(self, writer: CorpusWriter, dropped: CorpusWriter | None, scores: ScoreWriter | None) -> CleanReport:
-        # corpus -> pairs read and pairs kept; a corpus may be given twice
+        # name of a corpus -> number of pairs read, number of pairs kept; a corpus may be given twice
         counts = {corpus.name: np.zeros(2, np.int64) for corpus in self._corpora}
         blocks = self._scored.blocks
         for stored, (rows, block) in zip(blocks, with_rows(blocks), strict=True):

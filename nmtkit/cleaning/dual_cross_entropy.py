@@ -105,7 +105,8 @@ def cross_entropies(
 
 def loaded(path: Path) -> Translator:
     """Loads a model for the device that `nmtkit generate` chooses by default."""
-    return Translator.load(path, rank_device("auto", workers=1), engine="torch")  # scoring needs no search
+    # scoring does not search, and the other engines only make a search faster
+    return Translator.load(path, rank_device("auto", workers=1), engine="torch")
 
 
 class SelfTrained(DualCrossEntropy):
@@ -143,7 +144,7 @@ class SelfTrained(DualCrossEntropy):
             )  # fmt: skip
             try:
                 preprocess(config)
-            except VocabularySizeError as error:  # the text allows only other sizes
+            except VocabularySizeError as error:  # `possible` is the nearest size that the text allows
                 preprocess(replace(config, vocab_size=error.possible))
         progress.begin(f"Training a model {source}-{target}")
         warmup = min(100, max(1, self._updates // 10))

@@ -22,7 +22,7 @@ _INVISIBLE_OR_SPACE = re.compile(f"{INVISIBLE.pattern}|[\t\x0b\x0c\r\x1c-\x1f\x8
 class Mender:
     """Mends the lines of blocks, and counts the mended lines for each name of `MENDED`.
 
-    Raises ImportError if ftfy is missing, which undoes wrong encodings.
+    Raises ImportError if the package ftfy, which undoes wrong encodings, is missing.
     """
 
     def __init__(self) -> None:

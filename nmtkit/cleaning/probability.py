@@ -97,9 +97,9 @@ class PairProbability:
 class LateScorer:
     """Adds late scores to the scores of the filters. `limits` belong to the filters, and `late` to the late scores.
 
-    `late` comes from `late_limits` and has a probability. `score_block` returns the scores of all filters for a block.
-    The probability of a pair depends on the score of the models, which `scorer` computes, and on the scores of the
-    filters with `in_probability`. If no filter has `in_probability`, all scores count.
+    `late` comes from `late_limits` and contains PROBABILITY. `score_block` returns the scores of all filters for a
+    block. The probability of a pair depends on the score of the models, which `scorer` computes, and on the scores of
+    the filters with `in_probability`. If no filter has `in_probability`, all scores count.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class LateScorer:
 
 
 def _inside(rows: RowNumbers, part: slice) -> RowNumbers:
-    """Returns the members of `rows`, which must be ascending, that are inside the part of the corpus."""
+    """Returns the numbers in `rows` that are inside `part`. `rows` must be in ascending order."""
     return rows[slice(*np.searchsorted(rows, (part.start, part.stop)))]
 
 

@@ -40,7 +40,10 @@ def _arrow() -> Any:
 
 
 class ScoreWriter:
-    """Writes the scores `names` and the reason of each pair. The file appears when `stack` is closed, or never."""
+    """Writes the scores `names` of each pair, and the reason of each dropped pair.
+
+    The complete file appears when `stack` is closed. After an error, no file appears.
+    """
 
     def __init__(self, path: Path, names: Sequence[str], stack: ExitStack) -> None:
         self._arrow = _arrow() if check_name(path, "--scores") == "parquet" else None
@@ -88,7 +91,10 @@ def columns_of(path: Path) -> list[str]:
 
 
 def check_columns(path: Path, present: Sequence[str], names: Sequence[str]) -> None:
-    """Raises ValueError if the file of --from-scores with the columns `present` lacks one of the scores `names`."""
+    """Raises ValueError if the file of --from-scores lacks the checksums or one of the scores `names`.
+
+    `present` are the columns of the file.
+    """
     if "checksum" not in present:
         raise ValueError(f"{path} has no column checksum, so it may belong to other corpora; clean again with --scores")
     missing = [name for name in names if name not in present]
@@ -108,7 +114,7 @@ def read_scores(path: Path, names: Sequence[str], checksums: npt.NDArray[np.uint
     if result.size:
         result = np.memmap(scratch, np.float32, "w+", shape=result.shape)
     rows = 0
-    different: list[int] = []  # the numbers of the first rows of blocks that belong to a different pair
+    different: list[int] = []  # for each block with different pairs: number of the first such row
     for block in (_text if check_name(path, "--from-scores") == "tsv" else _table)(path, ["checksum", *names]):
         expected = checksums[rows : rows + len(block)]
         known = block[: len(expected)]

@@ -134,7 +134,7 @@ class ShardCleaner:
         counts.update({f"mended: {name}": count for name, count in worker.mended().items()})
 
     def _model_scores(self, scorer: PairScorer, block: Pairs, rows: RowNumbers) -> Scores:
-        """Returns the scores of the models [pairs]. Only the kept pairs `rows` have a score, the others have NaN."""
+        """Returns the scores of the models [pairs]. Pairs that are not in `rows`, the kept pairs, have NaN."""
         result = np.full(len(block), np.nan, np.float32)
         if len(rows):
             sides = ([side[row] for row in rows.tolist()] for side in (block.sources, block.targets))
@@ -152,10 +152,10 @@ def sharded_cleaning(
     plugins: Sequence[str],
     command: str,
 ) -> tuple[Plan, Callable[[Sequence[Shard]], ShardResults]]:
-    """Reads the plan of the shards of the corpora `names` in `options.output_dir`, or makes the plan.
+    """Returns the plan of the shards of the corpora `names`, and a function that mends and scores shards.
 
-    `configs` has the config of each filter. `command` is the command line that makes all shards. Also returns a
-    function that mends and scores shards, and yields each finished shard with its record.
+    Reads the plan in `options.output_dir`, or makes the plan. `configs` has the config of each filter. `command` is the
+    command line that makes all shards. The returned function yields each finished shard with its record.
     """
     assert options.output_dir is not None
     folder, workers = options.output_dir, config.workers or usable_cores()

@@ -18,7 +18,10 @@ Action = Literal["list", "dir", "remove", "prune"]
 @click.argument("action", type=click.Choice(["list", "dir", "remove", "prune"]), default="list")
 @click.argument("names", nargs=-1, metavar="[NAME…]")
 @click.option(
-    "--days", type=click.IntRange(0, 100_000), metavar="N", help="With prune: also remove what was not used for N days."
+    "--days",
+    type=click.IntRange(0, 100_000),
+    metavar="N",
+    help="With prune: also remove models and files that were not used for N days.",
 )
 def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
     """List the cached models and files, remove models by NAME, or prune files that are not needed any more.

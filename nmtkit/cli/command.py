@@ -87,7 +87,7 @@ def check_encoding(ctx: click.Context) -> None:
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
         for text in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(text, str) and re.search("[\ud800-\udfff]", text):  # stand for bytes that are not UTF-8
+            if isinstance(text, str) and re.search("[\ud800-\udfff]", text):  # surrogates: bytes that are not UTF-8
                 name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.make_metavar(ctx)
                 raise ValueError(f"{name} is not UTF-8: {os.fsencode(text)!r}")
 

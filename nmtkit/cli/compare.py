@@ -24,7 +24,8 @@ SHARED = (
     "--ref", "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--src", "--columns",
     "--target-lang", "--metric", "--tokenize", "--lowercase", "--device", "--test", "--samples",
 )  # fmt: skip
-OTHER_RULES = ("--src", "--target-lang", "--test", "--samples")  # the rules of `nmtkit score` for these do not apply
+# flags whose rules in `nmtkit score` do not hold in `nmtkit compare`
+OTHER_RULES = ("--src", "--target-lang", "--test", "--samples")
 OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # flags of `score` for --base
 PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")

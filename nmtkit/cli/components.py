@@ -14,8 +14,9 @@ from nmtkit.config.registry import Registry
 class ComponentCommand(Command):
     """A command with the flags of chosen components. Click parses the arguments twice.
 
-    In the first pass, click ignores unknown flags, and `components` returns the configs of the chosen components. In
-    the second pass, click knows the flags of these configs. `-h` needs only the first pass, which imports no component.
+    In the first pass, click ignores unknown flags. Then `components` imports the chosen components and returns their
+    configs. In the second pass, click knows the flags of these configs. `-h` shows its page after the first pass, so no
+    component is imported.
     """
 
     def components(self, known: click.Context) -> Mapping[str, Any]:

@@ -26,8 +26,8 @@ class MergeConfig(Config):
 
     output: str | None = option(
         None,
-        "file to write, which appears when all lines are written (default: standard output); shards of clean need this "
-        "flag, for the corpus of the kept pairs, as in clean --output",
+        "file to write (default: standard output); the file appears when all lines are written; for shards of clean, "
+        "this flag is required and names the corpus of the kept pairs, as clean --output does",
         metavar="FILE|CORPUS",
     )
     dropped: str | None = option(

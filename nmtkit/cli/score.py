@@ -278,7 +278,7 @@ def score(config: ScoreConfig) -> None:
     texts, settings = read(config)
     bootstrap = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
     name, hypotheses = next(iter(texts.systems.items()))
-    scores: list[tuple[str, Score]] = []  # of each system
+    scores: list[tuple[str, Score]] = []  # (name of a system, score)
     if texts.directions:
         check_one_direction(texts)
         results = report.direction_scores(texts, config.metric, settings, bootstrap)

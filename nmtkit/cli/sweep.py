@@ -46,7 +46,9 @@ class SweepConfig(RowsConfig):
         None, "size of the joint vocabulary for --costs; without this flag, the dataset is read", min=3, max=10_000_000
     )
     only: str | None = option(
-        None, "train only runs whose names match, such as 'base,*'; --dry-run lists the names", metavar="PATTERN,…"
+        None,
+        "train only the runs whose names match a pattern, such as 'base,*'; --dry-run lists the names",
+        metavar="PATTERN,…",
     )
     shard: str | None = option(None, "train part I of N of the runs, on one of N machines", metavar="I/N")
     optuna: bool = option(False, "use Optuna to choose the random settings and to end bad runs early")

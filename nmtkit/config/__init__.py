@@ -1,6 +1,6 @@
-"""Configs: frozen dataclasses. Each field is declared once and is a flag, a TOML key and a keyword argument.
+"""Configs: frozen dataclasses. Each field is a flag, a TOML key and a keyword argument.
 
-A single declaration of a field sets the default, help text, limits, flag and TOML key.
+A field is declared once. Its declaration sets the default, the help text, the limits, the flag and the TOML key.
 """
 
 import dataclasses

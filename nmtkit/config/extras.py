@@ -5,7 +5,10 @@ from typing import Any
 
 
 def imported(name: str, *submodules: str, need: str) -> Any:
-    """Returns the module `name` with its `submodules`. Raises ImportError(`need`) if a package is missing."""
+    """Imports and returns the module `name` with its `submodules`.
+
+    Raises ImportError with the text `need`, which contains the install command, if a package is missing.
+    """
     try:
         for submodule in submodules:
             importlib.import_module(f"{name}.{submodule}")

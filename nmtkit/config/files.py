@@ -179,7 +179,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, contents: bytes | str) -> None:
-    """Writes a small file like `atomic_write`. A text is encoded as UTF-8."""
+    """Writes `contents` to a file with `atomic_write`. A text is encoded as UTF-8."""
     with atomic_write(path) as file:
         file.write(contents.encode() if isinstance(contents, str) else contents)
 
@@ -206,8 +206,9 @@ def check_readable(path: Path, name: str, several: bool | None = None) -> None:
     """Raises OSError if there is no file or folder `path`. The message begins with `name`, the flag or the setting.
 
     If `several` is true, the user may repeat the flag. For a list such as `a.pt:b.pt` or `a.pt,b.pt`, the message then
-    says to repeat the flag for each path. If `several` is false, the message asks for a single path. Does nothing if
-    `path` is a name of the Hugging Face Hub, because checking such a name needs the network.
+    says to repeat the flag for each path. If `several` is false, the message asks for a single path. If `several` is
+    None, the message does not mention a list. Does nothing if `path` is a name of the Hugging Face Hub, because
+    checking such a name needs the network.
     """
     if is_hub_name(path.as_posix()):
         return

@@ -40,7 +40,10 @@ def load_plugins(names: Sequence[str]) -> None:
 
 @cache
 def _installed() -> importlib.metadata.EntryPoints:
-    """Returns the entry points of plug-ins in installed packages. Finding the plug-ins reads a file of each package."""
+    """Returns the entry points of plug-ins in installed packages.
+
+    The result is cached, because finding the plug-ins reads a file of each installed package.
+    """
     return importlib.metadata.entry_points(group="nmtkit.plugins")
 
 

@@ -57,7 +57,9 @@ class Registry(Generic[T]):
             before = self.entries.get(name)
             if before and (before.factory is factory or _definition(before.factory) != _definition(factory)):
                 where = full_name(before.factory)
-                raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has this name; choose another")
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered twice; {where} already has this name; choose a different name"
+                )
             self.entries[name] = RegistryEntry(name, factory, preset, module)
             return factory
 

@@ -1,4 +1,7 @@
-"""Checks of a logits processor: searches over a few sentences of random pieces, with random log probabilities."""
+"""The checks of a logits processor.
+
+Each check runs searches over a few sentences of random pieces, with random log probabilities.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +23,7 @@ LENGTHS = (4, 1, 7)  # number of random pieces from which the text of each sourc
 BEAMS = 3
 STEPS = 12
 FIRST = 3  # smaller ids are <unk>, bos and eos
-ENDED = 4  # the step whose input token is the eos of the last hypothesis of each sentence
+ENDED = 4  # in this step, the input token of the last hypothesis of each sentence is eos, so this hypothesis has ended
 EVERY = tuple(range(len(LENGTHS)))
 ROUNDING = 1e-4
 
@@ -135,7 +138,7 @@ def the_same_search_gives_the_same_log_probabilities(subject: Subject[LogitsProc
     first = search(subject)
     second = SmallSearch(first.processor, first.tokenizer)
     for step in range(STEPS):
-        got, expected = second.step(), first.step()  # two searches of one processor, in turn
+        got, expected = second.step(), first.step()  # two searches with the same processor take turns
         _require_equal(
             got,
             expected,
@@ -167,7 +170,10 @@ def _replayed(small: SmallSearch, rows: Sequence[int], sentences: tuple[int, ...
 
 
 def _require_continues(small: SmallSearch, again: SmallSearch, message: str) -> None:
-    """Continues both searches with the same tokens. {} in the message is replaced by the number of a token."""
+    """Continues both searches with the same tokens. Raises ContractError if their log probabilities differ.
+
+    In `message`, {} is replaced by the number of the token at which the searches differ.
+    """
     for step in range(ENDED, STEPS):
         tokens, log_probs = again.next_tokens(), again.log_probs(step)
         expected = again.step(tokens, log_probs)

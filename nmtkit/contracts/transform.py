@@ -36,7 +36,7 @@ def pairs_for(transform: Transform, vocabulary: Tokenizer | None) -> list[tuple[
 
 
 def _transformed(transform: Transform, pairs: list[tuple[Side, Side]], order: Iterable[int]) -> list[tuple[Side, Side]]:
-    """Returns the transformed pairs. `order` has the indices of the pairs, which seed the generators."""
+    """Transforms the pairs with the indices `order`, in this order. The index of a pair seeds its generator."""
     return [transform.transform(*pairs[index], np.random.default_rng([3, index])) for index in order]
 
 

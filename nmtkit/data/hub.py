@@ -134,7 +134,7 @@ def check_upload(repository: str, *, private: bool) -> bool:
             raise client.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         if client.get_token() is None:
             raise ValueError(
-                f"hf:{repository}: an upload needs a token with the right to write: set HF_TOKEN or use hf auth login"
+                f"hf:{repository}: an upload needs a token with the right to write: set HF_TOKEN, or run: hf auth login"
             )
         try:
             found = _api().repo_info(repository, repo_type="model", timeout=TIMEOUT_SECONDS)
@@ -238,7 +238,7 @@ def _explaining(repository: _Repository, *, writes: bool = False) -> Iterator[No
     except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:  # an answer that is not from a Hub
         endpoint = _client().constants.ENDPOINT
         raise OSError(
-            f"{repository}: {endpoint} does not answer like the Hub; check HF_ENDPOINT and proxies"
+            f"{repository}: {endpoint} does not answer like the Hugging Face Hub; check HF_ENDPOINT and proxies"
         ) from error
     except (ValueError, HubUnreachableError) as error:
         if isinstance(error, ValueError) and f"hf:{repository.name}" not in str(error):
@@ -267,7 +267,7 @@ def _explained(error: Exception, repository: _Repository, writes: bool) -> Excep
             return ValueError(f"{repository}: a file that the Hub lists is missing there: {_line(cause)}")
         if isinstance(cause, errors.OfflineModeIsEnabled):
             return HubUnreachableError(
-                f"{repository}: HF_HUB_OFFLINE forbids requests to {endpoint}, so only cached files are used"
+                f"{repository}: HF_HUB_OFFLINE forbids requests to {endpoint}, so only cached files can be used"
             )
         if reason := disk_full(cause):
             return OSError(f"{repository}: cannot write to the cache {client.constants.HF_HUB_CACHE}: {reason}")

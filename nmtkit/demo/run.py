@@ -145,7 +145,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def test_lines(folder: Path) -> list[list[str]]:
-    """Returns the sources, the references and the translations of the test."""
+    """Returns the sources, the references and the translations of the test set."""
     return [lines_of(folder / name) for name in ("data/test.en", "data/test.de", "test.de")]
 
 

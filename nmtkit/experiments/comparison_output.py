@@ -244,7 +244,10 @@ def write_figure(path: Path, runs: Sequence[RunSummary]) -> None:
 
 
 def write_figure_file(path: Path, drawing: Any, **options: Any) -> None:
-    """Writes and closes a figure of matplotlib. The file has no date, so that equal figures are equal files."""
+    """Writes a figure of matplotlib in the format of the suffix, and closes the figure.
+
+    The file has no date, so that equal figures are equal files.
+    """
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with atomic_write(path) as file:
         drawing.savefig(file, format=path.suffix[1:], metadata=metadata, **options)

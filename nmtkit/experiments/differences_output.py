@@ -89,7 +89,7 @@ def notes(compared: RowComparison) -> list[str]:
     lines.append(f"Translations of {compared.sentences:,} sentences: {compared.made_by}.")
     lines.append(
         f"Scores are means ± standard deviation over seeds. Differences to {base.name} have 95 % intervals over "
-        "sentences and seeds. A difference within its spread is not significant."
+        'sentences and seeds. The verdict "within spread" means that a difference is not significant.'
     )
     if any(row.seeds == 1 for row in rows) and any(row.seeds > 1 for row in rows):
         lines.append("A row with one seed is assumed to have the spread of the row with which it is compared.")

@@ -230,7 +230,10 @@ def report(expected: Estimate) -> list[str]:
 
 
 def times(expected: Estimate, plan: RunPlan) -> list[str]:
-    """Returns lines with the expected time of the run on the device of this machine, and on a common GPU."""
+    """Returns lines with the expected time of the run on the device of this machine, and on a common GPU.
+
+    Returns no lines if the number of updates is unknown.
+    """
 
     def time_on(name: str, flops: float) -> list[str]:
         if expected.updates is None:
@@ -276,9 +279,10 @@ def cost_of(job: JobConfig, data: Path | None, vocabulary_size: int | None) -> E
 
 
 def _estimated(plan: RunPlan, dataset: Dataset | None, vocabulary_size: int | None) -> tuple[Vocabulary, Estimate]:
-    """Returns the vocabulary and the cost of a planned run on a dataset, or else with a joint vocabulary.
+    """Returns the vocabulary and the cost of a planned run on a dataset.
 
-    The assumed sentence has the mean number of tokens of the longer side, from a sample of the first training pairs.
+    The estimate assumes that each sentence has the mean number of tokens of the first training pairs, on the side where
+    this mean is larger. Without a dataset, the vocabulary is joint and has `vocabulary_size` pieces.
     """
     if dataset is None:
         assert vocabulary_size is not None

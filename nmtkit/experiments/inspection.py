@@ -243,7 +243,7 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
 def config_of(path: Path) -> str:
     """Returns the text of a config file that repeats the run of a checkpoint, which may be an averaged checkpoint.
 
-    The config has no save_dir, because this folder already contains the original run. The settings that reset the state
+    The config has no save_dir, because the old save_dir contains the original run. The settings that reset the state
     of a resumed run are off. Raises OSError, or ValueError for a checkpoint without facts about its run.
     """
     path = checkpoint_of(path)
@@ -265,7 +265,7 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
     """Returns the closing lines of a finished run (the report and the reason), and the next commands."""
     folder, data = end.save_dir, job.data
     assert data is not None
-    # more than --keep-last checkpoints can be left, because --keep-best keeps older checkpoints
+    # the folder can contain more than --keep-last checkpoints, because --keep-best keeps older checkpoints
     count = min(len(averaging.scheduled(folder)), job.run.keep_last or AVERAGED)
     model = folder / ("averaged.pt" if count > 1 else "last.pt")
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]

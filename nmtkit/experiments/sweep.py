@@ -26,13 +26,13 @@ NOT_VARIED = ("save_dir", "plugin", "config")
 NOT_GENERATED = (
     "path", "input", "output", "output_dir", "format", "score_reference", "quality_report", "glossary_report",
 )  # fmt: skip
-# settings in the table [sweep] itself: whether a value is right, and a description of right values
+# settings in the table [sweep] itself -> (whether a value is valid, description of valid values)
 SINGLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "save_dir": (lambda value: isinstance(value, str) and value != "", "a folder"),
     "flop": (lambda value: type(value) in (int, float) and 0 < value < math.inf, "a number above 0, such as 1e15"),
     "seeds": (
         lambda value: isinstance(value, list) and value != [] and all(type(seed) is int for seed in value),
-        "a list of whole numbers, which is not empty",
+        "a list of at least one whole number",
     ),
     "base": (lambda value: isinstance(value, str) and value != "", 'the name of a row, such as "base"'),
     "average": (lambda value: type(value) is int and value >= 1, "the number of checkpoints to average"),
@@ -79,9 +79,9 @@ class Sweep:
     `flop` is the number of floating-point operations of each run, which determines its updates (`estimate`).
     With `generate`, each finished run translates a subset with these flags of `nmtkit generate`. The model is the
     average of the last `average` checkpoints, or the best checkpoint. A row has the runs that differ only in the seed.
-    All rows are compared with the row `base`. A run has one of the settings in each of the `factors`. `space` holds the
-    settings whose values are drawn at random. `draws` is the number of random combinations, and `seed` is the seed of
-    the random generator.
+    All rows are compared with the row `base`. Each factor of `factors` is a list of alternatives, and a run has the
+    settings of one alternative of each factor. `space` holds the settings whose values are drawn at random. `draws` is
+    the number of random combinations, and `seed` is the seed of the random generator.
     """
 
     file: Path
@@ -92,7 +92,7 @@ class Sweep:
     average: int | None = None
     generate: VariedSettings | None = None
     named: Mapping[str, VariedSettings] = field(default_factory=lambda: {"": {}})
-    factors: Sequence[Sequence[VariedSettings]] = ()  # [sweep.zip], and each setting of [sweep.grid]
+    factors: Sequence[Sequence[VariedSettings]] = ()  # [sweep.zip] is a factor, and so is each name in [sweep.grid]
     space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
     draws: int = 0
     seed: int = 1
@@ -107,7 +107,7 @@ class Sweep:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def runs(self) -> list[SweepRun]:
-        """Returns the runs: all combinations of a named run, settings of each factor, a random draw and a seed.
+        """Returns the runs: all combinations of a named run, an alternative of each factor, a draw and a seed.
 
         Raises ValueError if two combinations are equal or get the same name.
         """
@@ -359,7 +359,7 @@ def _zipped(table: Any) -> list[VariedSettings]:
 
 
 def _grid(table: Any) -> list[list[VariedSettings]]:
-    """Returns the settings of each grid point, for each name in the table [sweep.grid]."""
+    """Returns a factor for each name in the table [sweep.grid]: a list of alternative settings."""
     grid = []
     for name, values in _normalized(table, "[sweep.grid]").items():
         title = f"{name} of [sweep.grid]"

@@ -156,7 +156,7 @@ class SweepTrainer:
         settings = run_translations.settings_of(self.sweep.average, self.sweep.generate or {}, flags)
         if summary.state != "finished" or run_translations.is_current(summary, settings):
             return None
-        # without the record, translations that are being replaced are not compared
+        # removes the record, so that translations that are being replaced are not compared
         (job.run.save_dir / run_translations.RECORD).unlink(missing_ok=True)
         for command in commands:
             log.info("%s", self._as_typed(command))

@@ -49,7 +49,7 @@ def separated(rows: Sequence[Sequence[Any]], delimiter: str = ",") -> str:
 
 
 def without_empty(rows: TextRows) -> list[list[str]]:
-    """Returns a table without the columns that have only a heading, which is the cell in the first of the `rows`."""
+    """Returns a table without its empty columns, which have only a heading. The first row has the headings."""
     kept = [any(cells) for _, *cells in zip(*rows, strict=True)]
     return [list(compress(row, kept)) for row in rows]
 

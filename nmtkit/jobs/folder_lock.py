@@ -84,7 +84,9 @@ class FolderLock:
                     return True
                 time.sleep(1 / TRIES)
         except OSError as error:
-            log.warning("%s cannot be locked (%s): no other run must use this folder", self.folder, error.strerror)
+            log.warning(
+                "%s cannot be locked (%s): make sure that no other run uses the folder", self.folder, error.strerror
+            )
             return True
         return False
 

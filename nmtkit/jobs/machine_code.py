@@ -102,7 +102,7 @@ def is_kept() -> bool:
 @contextlib.contextmanager
 def compiling(wait: bool) -> Iterator[bool]:
     """Holds the lock of compilation. Yields False if another process has the lock and `wait` is false."""
-    locked = True  # stays True if the file cannot be written, or if the file system has no locks
+    locked = True  # stays True if the file cannot be opened, or if the file system has no locks
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file = stack.enter_context((cache_folder() / "machine-code.lock").open("ab"))

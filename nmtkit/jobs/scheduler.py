@@ -11,8 +11,8 @@ blocking loop of a command. `nmtkit serve` has the scheduler in its event loop, 
 - Results: yielded in the order of the tasks (`imap`), or as they arrive (`imap_unordered`, `share`).
 - Exceptions: raised in the scheduler's process, with the traceback of the worker as a note.
 - Dead workers: ChildProcessError, which names the signal, ends the work. `nmtkit serve` starts a new worker instead.
-- Hanging workers: a worker is stopped after `timeout` seconds without an answer, and then counts as dead. Time counts
-  only while the scheduler waits, so a command that was suspended continues.
+- Hanging workers: `Workers` stops a worker that has a task but sends no answer for `timeout` seconds, and then raises
+  ChildProcessError. Time counts only while the scheduler waits, so a command that was suspended continues.
 - Full pipes: the scheduler never waits while it sends; it keeps the rest of a message and reads results meanwhile. A
   worker waits until the scheduler reads. So messages may have any size.
 """

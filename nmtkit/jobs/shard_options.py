@@ -17,7 +17,11 @@ SHARD_RULES = (
 TRANSLATION_RULES = (
     FlagRule("--output-dir", needs=("--input", "--test-set")),
     FlagRule("--output-dir", excludes=("DATA", "a document"), reason="give the lines of a text file with --input"),
-    FlagRule("--output-dir", excludes=("--glossary-report", "--quality-report"), reason="give --format jsonl instead"),
+    FlagRule(
+        "--output-dir",
+        excludes=("--glossary-report", "--quality-report"),
+        reason="the shards have no common report; --format jsonl writes the terms and the quality of each line",
+    ),
     FlagRule("--output-dir", excludes=("--pivot",), reason="translate in two jobs, first to the pivot language"),
     FlagRule("--executor ray", excludes=("--device", "--threads"), reason="see --actor-cpus and --actor-gpus"),
 )

@@ -228,7 +228,7 @@ def open_plan(
 
 @contextmanager
 def _planning(folder: Path) -> Iterator[None]:
-    """Locks the folder while a process makes the plan. Removes temporary files of killed processes."""
+    """Lets only one process at a time make the plan. Removes temporary files that killed processes have left."""
     with (folder / ".lock").open("ab") as file:
         with suppress(OSError):  # on a file system without locks, several processes may write the same plan
             lock(file, wait=True)
@@ -265,7 +265,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
-    """Returns the facts about a file, from `known` if the file still has the size and modification time in `known`."""
+    """Returns the facts about a file. Reads the file only if its size or modification time differs from `known`."""
     status = path.stat()
     earlier = known.get(os.path.abspath(path))
     if earlier is not None and (earlier["bytes"], earlier["modified"]) == (status.st_size, status.st_mtime_ns):
@@ -296,7 +296,9 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
     total = borders[0][1]
     for path, (_, count) in zip(paths, borders, strict=True):
         if count != total:
-            raise ValueError(f"{paths[0]} has {total:,} lines, but {path} has {count:,}: the files must be parallel")
+            raise ValueError(
+                f"{paths[0]} has {total:,} lines, but {path} has {count:,}: line i of both must belong together"
+            )
     columns = zip(*(starts for starts, _ in borders), strict=True)
     return tuple(
         Shard(index, index * shard_lines, min(shard_lines, total - index * shard_lines), starts)

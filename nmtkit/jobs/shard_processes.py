@@ -177,7 +177,10 @@ class ShardActor:
 
 
 def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
-    """Raises ValueError unless there is room for `actors`, each with `cpus` CPUs and `gpus` GPUs of a single node."""
+    """Raises ValueError unless the nodes have room for `actors` actors.
+
+    Each actor needs `cpus` CPUs and `gpus` GPUs of a single node.
+    """
     needs = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
     room = sum(int(min(node.get(name, 0.0) / need for name, need in needs.items())) for node in nodes)
     if room < actors:
@@ -190,7 +193,7 @@ def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: floa
 
 
 def shard_processes(options: ShardOptions, workers: int) -> LocalProcesses | RayCluster:
-    """Returns `workers` child processes of this machine, or actors of a Ray cluster, as `options.executor` says.
+    """Returns `workers` processes: child processes, or actors of a Ray cluster. `options.executor` chooses the kind.
 
     Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.
     """

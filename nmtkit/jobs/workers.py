@@ -204,9 +204,10 @@ class ThisProcess:
 
 
 class Shared(Generic[T]):
-    """A factory that gives forked workers the object `value` of this process, whose memory all workers share.
+    """A factory that gives forked workers the object `value` of this process.
 
-    A spawned worker has no access to `value`, and calls `make`, which must be picklable.
+    Forked workers share the memory of `value`. A spawned worker has no access to `value`, and calls `make`, which must
+    be picklable.
     """
 
     def __init__(self, value: T, make: Callable[..., T]) -> None:

@@ -100,8 +100,9 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
             break
     else:
         raise ValueError(
-            f"{path} holds adapters of a different base than {' and '.join(map(str, candidates))}; copy two files into "
-            f"a new folder: the file that --finetune-from named, as {base.name}, and {path.name}, with any other name"
+            f"{path} holds adapters of a different base than {' and '.join(map(str, candidates))}; make a new folder, "
+            f"copy the file that --finetune-from named into this folder as {base.name}, and copy {path.name} into this "
+            "folder under a different name"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

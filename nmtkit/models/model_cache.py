@@ -66,7 +66,7 @@ def locked(folder: Path, name: str) -> Iterator[None]:
             if not lock(descriptor):
                 log.info("%s: waiting for another process, which downloads and imports this model", name)
                 lock(descriptor, wait=True)
-        with suppress(OSError):  # the other process has removed the folder
+        with suppress(OSError):  # an error means that the other process has removed the folder
             found = folder.stat()
             if descriptor is None or os.path.samestat(os.fstat(descriptor), found):
                 break

@@ -32,7 +32,7 @@ def page(
     """Returns the HTML page. The page contains all its data and requests nothing from a network.
 
     `source` and `target` are the pieces of a sentence and of its translation, both with eos. `weights` has the weights
-    [heads, queries, keys] of each layer, by the name of the attention.
+    [heads, queries, keys] of each layer, by the kind of attention: "encoder", "decoder" or "cross".
     """
     keys = {"encoder": source, "decoder": ["start", *target[:-1]], "cross": source}
     data = {

@@ -74,8 +74,9 @@ class TokenizedBLEU(BLEU):
 class SentenceMetric:
     """Base class of metrics whose corpus score is the mean over sentences.
 
-    The class has those methods of sacreBLEU's metrics that scores, intervals and tests call. Each subclass adds
-    `_extract_corpus_statistics` of sacreBLEU's metrics. The statistics of a sentence are [score of the sentence, 1].
+    Scores, confidence intervals and significance tests call some methods of sacreBLEU's metrics. The class has these
+    methods, except `_extract_corpus_statistics`, which each subclass adds. The statistics of a sentence are
+    [score of the sentence, 1].
 
     `label` is the name of the metric in the output, and `facts` are the settings of the metric for the signature. For
     the signature, sacreBLEU also reads the attributes num_refs, n_bootstrap and seed.

@@ -150,10 +150,11 @@ def build_metrics(
     systems: Iterable[Sequence[str]] = (),
     sentence_level: bool = False,
 ) -> list[Any]:
-    """Returns an object with the interface of `sacrebleu.metrics.base.Metric` for each name, one of `KNOWN_METRICS`.
+    """Returns a metric for each name, with the interface of `sacrebleu.metrics.base.Metric`.
 
+    The `names` are from `KNOWN_METRICS`. `systems` has the translations of each system.
     Logs a warning for metrics that compare words if the `references` are written without spaces. Raises the errors of
-    `check_sentences` for the translations of each of the `systems`, the errors of `check_names` and `build_metric`, and
+    `check_sentences` for the translations of each system, the errors of `check_names` and `build_metric`, and
     ValueError if two metrics have the same name in the output.
     """
     for hypotheses in systems:

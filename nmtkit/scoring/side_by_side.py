@@ -34,8 +34,8 @@ Mark = tuple[str, str]  # a part of a text, and its class: "" for common words, 
 class ComparedSentence:
     """A source sentence with the translations of two systems, and their scores.
 
-    A difference is positive if the second system is better: the score of the second system minus the score of the first
-    system or, if lower scores are better, the reverse.
+    A difference is positive if the second system is better. It is the score of the second system minus the score of the
+    first system. If lower scores are better, it has the opposite sign.
     """
 
     number: int
@@ -187,6 +187,6 @@ def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSetti
 
 def _chart(differences: Sequence[float]) -> str:
     edge = max(1.0, *map(abs, differences))
-    # with the range (-edge, edge), rounding errors would count some equal sentences left of 0
+    # with the range (-edge, edge), rounding errors would count some sentences with equal scores left of 0
     counts, edges = np.histogram(np.divide(differences, edge), bins=20, range=(-1, 1))
     return histogram("B − A", (edge * edges).tolist(), counts.tolist(), [], "points", "sentences")

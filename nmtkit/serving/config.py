@@ -128,7 +128,10 @@ class ModelPath:
 
     @staticmethod
     def parse(text: str, folder: Path = Path()) -> "ModelPath":
-        """Parses `averaged.pt` or `en-de=averaged.pt`. Relative paths begin at `folder`."""
+        """Parses `averaged.pt` or `en-de=averaged.pt`. The path may be the folder of a run.
+
+        Relative paths begin at `folder`.
+        """
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
         if equals and match:
@@ -138,7 +141,10 @@ class ModelPath:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeJob:
-    """A parsed and checked command, which the server sends to the process that loads the models."""
+    """The models to load and the options of all requests, from a parsed and checked command.
+
+    The server sends the job to the process that loads the models.
+    """
 
     config: ServeConfig
     paths: Sequence[ModelPath]  # models of --path

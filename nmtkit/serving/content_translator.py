@@ -89,7 +89,7 @@ class ContentTranslator:
     async def _translated(
         self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
     ) -> list[list[LineResult]]:
-        translated: dict[Pair, Iterator[list[LineResult]]] = {}  # results of the lines of all pieces of a pair
+        translated: dict[Pair, Iterator[list[LineResult]]] = {}  # for each pair: the results of all its lines
         for pair in dict.fromkeys(pairs):
             of_pair = [piece for piece, other in zip(pieces, pairs, strict=True) if other == pair]
             lines = [line for piece in of_pair for line in piece.segments]

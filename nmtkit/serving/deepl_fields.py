@@ -1,4 +1,4 @@
-"""The fields of requests to DeepL's routes. `Unsupported` fields cause errors. Unknown fields are ignored."""
+"""The fields of requests to DeepL's routes. The server refuses `Unsupported` fields, and ignores unknown fields."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -22,11 +22,11 @@ def _tag_names(value: Any) -> Any:
 
 def _refuse(value: Any) -> None:
     if value not in (None, [], ""):
-        raise ValueError("this server does not support it")
+        raise ValueError("this server does not support this parameter")
 
 
 TagNames = Annotated[list[Text], BeforeValidator(_tag_names)]
-# the type of fields to which a request may only give an empty value
+# type of a field that the server refuses unless the value is empty
 Unsupported = Annotated[None, BeforeValidator(_refuse)]
 Formality = Literal["default", "more", "less", "prefer_more", "prefer_less"]
 
@@ -54,7 +54,10 @@ class TranslationFields(RequestFields):
 
 
 class TranslateTextFields(TranslationFields):
-    """Fields of /v2/translate. `context`, `model_type`, `preserve_formatting`, `tag_handling_version` do nothing."""
+    """Fields of /v2/translate.
+
+    The server ignores `context`, `model_type`, `preserve_formatting` and `tag_handling_version`.
+    """
 
     texts_field = "text"
 

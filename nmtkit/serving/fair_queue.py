@@ -278,7 +278,10 @@ class FairQueue:
 
 
 def _candidates(requests: list[QueuedRequest], max_tokens: int, max_lines: int) -> QueuedLines:
-    """Takes the next line of a heap of requests, and further lines that may share its batch. Destroys the heap."""
+    """Takes the next line and, in order of service, further lines that may share a batch with the next line.
+
+    `requests` is a heap of requests with waiting lines. The function destroys the order of the heap.
+    """
     key, first = requests[0].key, requests[0].waiting[-1].cost
     longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0
     lines: QueuedLines = []

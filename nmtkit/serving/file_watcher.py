@@ -22,7 +22,8 @@ logger = logging.getLogger("nmtkit")
 class FileChanges:
     """Notices changes of `files`.
 
-    A change counts if two checks in a row see the same state and no file is missing, because a file may be incomplete.
+    A change counts only if two checks in a row see the same state and no file is missing. Otherwise, a file may still
+    be incomplete.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -30,7 +31,10 @@ class FileChanges:
         self.loaded = self.before = {file: state_of(file) for file in files}
 
     def check(self, requested: bool = False) -> bool:
-        """Returns whether the files have changed, or are `requested`. Then counts their present state as loaded."""
+        """Returns True if the files have changed, or if their loading is `requested`.
+
+        If the result is True, the present state of the files counts as loaded.
+        """
         now = {file: state_of(file) for file in self.files}
         is_changed = now != self.loaded and now == self.before and None not in now.values()
         self.before = now

@@ -173,7 +173,10 @@ class Usage:
 
 
 def longest_quota(key: ApiKey) -> tuple[Period, int | None]:
-    """Returns the longest period with a quota of characters, and its lowest limit; without a quota, month and None."""
+    """Returns the longest period with a quota of characters, and the lowest limit of this period.
+
+    Without a quota of characters, returns "month" and None.
+    """
     limits = [(PERIODS.index(quota.period), -quota.limit) for quota in key.quotas if quota.unit == "characters"]
     if not limits:
         return "month", None

@@ -39,7 +39,7 @@ class LibreTranslate:
                 return reading.web_page(text, target)
             return PlainText(normalized(text) if fields.alignment else text)
 
-        # in a thread, because a long text takes time
+        # both functions run in a thread, because a long text takes time
         length = sum(map(len, texts))
         pieces = await self.threads.run(length, lambda: list(map(content_of, texts)))
         placeholders = await self.threads.run(length, has_placeholders, texts)

@@ -93,7 +93,7 @@ ServedModels = dict[Pair, ServedModel]
 
 
 def translators_of(models: ServedModels) -> Collection[Translator]:
-    """Returns each translator once. A translator of several languages belongs to several models."""
+    """Returns each translator once. A translator of several language pairs belongs to several models."""
     return {id(model.translator): model.translator for model in models.values()}.values()
 
 
@@ -173,7 +173,8 @@ def load_models(job: ServeJob) -> ServedModels:
 def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
     """Returns models that translate through a pivot language, for the pairs without a trained model.
 
-    `is_trained` decides whether a model is trained on a pair. Raises ValueError if there is no such pair.
+    `is_trained` decides whether a model is trained on a pair. Raises ValueError if no pair can be translated through
+    the pivot language.
     """
     result: ServedModels = {}
     into = [pair[0] for pair in models if pair[1] == pivot]
@@ -186,7 +187,9 @@ def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
             first = dataclasses.replace(first, search=of_first_step(first.search))
             result[source, target] = dataclasses.replace(second, first=first)
     if not result:
-        raise ValueError(f"--pivot {pivot} has no effect: no untrained pair has models into and out of {pivot}")
+        raise ValueError(
+            f"--pivot {pivot} has no effect: no pair without a trained model has models into and out of {pivot}"
+        )
     return result
 
 
@@ -239,5 +242,8 @@ def text_options(job: ServeJob, pair: Pair) -> TextOptions:
     if not job.config.split_sentences:
         return job.text
     if not is_code(pair[0]):
-        raise ValueError(f"--split-sentences: {pair[0]!r} is not a code of a language; give --path en-de=FILE")
+        raise ValueError(
+            f"--split-sentences needs the code of the source language, such as en or zh-Hant, but {pair[0]!r} is not a "
+            "code; give the languages: --path en-de=FILE"
+        )
     return dataclasses.replace(job.text, split_sentences=pair[0])

@@ -271,10 +271,10 @@ class Pool:
                 self._end_unneeded(worker.parent)
 
     def _end_unneeded(self, old: ModelProcess) -> None:
-        """Closes the idle workers with old models if no lines wait for the old models, then the process of the models.
+        """Closes the idle workers with old models, unless lines wait for the old models.
 
         If lines wait but no worker is left, the newest models get the requests of these lines. A request fails if the
-        newest models lack its language pair.
+        newest models lack its language pair. When no worker with the old models is left, their process ends.
         """
         for is_large, queue in self.queues.items():
             workers = [worker for worker in self._workers_for(is_large) if worker.parent is old]
@@ -294,7 +294,7 @@ class Pool:
     def _recover(self, worker: PoolWorker) -> None:
         """Queues the lines of a worker that has ended, and starts another worker."""
         if worker.ended:
-            logger.info("ended worker process %d, whose clients have disconnected; another replaces it", worker.pid)
+            logger.info("ended worker process %d, whose clients disconnected; a new worker replaces it", worker.pid)
         else:
             self.death_count += 1
             logger.warning("worker process %d died; a new worker translates its lines again", worker.pid)

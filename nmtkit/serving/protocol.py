@@ -137,5 +137,5 @@ def ambiguity(headers: list[tuple[bytes, bytes]]) -> str | None:
         return "Invalid request: it has both a Content-Length and a Transfer-Encoding"
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or not all(_HOST.fullmatch(host) for host in hosts):
-        return "Invalid request: its Host is not a name or an address"
+        return "Invalid request: its Host must be a single name or address"
     return None

@@ -42,7 +42,7 @@ T = TypeVar("T")
 _BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # boundary of a multipart form
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _LINE = re.compile(r"\S(?:[^\r\n]*\S)?")  # a line without the white space around the line
-_WHOLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+_WHOLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)  # a whole text without the white space around the text
 
 
 def body_fields(headers: Headers, body: bytes) -> dict[str, Any]:
@@ -161,7 +161,10 @@ async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
 
 
 def decoded_form(data: bytes, name: str) -> dict[str, Any]:
-    """Returns the fields of a form. A repeated field has a list of values. Raises Refusal, with `name`, if invalid."""
+    """Returns the fields of a form. A repeated field has a list of values.
+
+    Raises Refusal if the form is invalid. The message calls the form `name`.
+    """
     try:
         fields = parse_qs(data.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
@@ -170,7 +173,7 @@ def decoded_form(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _unlisted(fields: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Replaces the list of a field that occurs once by its value."""
+    """Returns the fields. The value of a field that occurs once replaces the list of its values."""
     return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
@@ -216,7 +219,7 @@ class PlainText:
 
     def __init__(self, text: str, by_line: bool = True, encoding: Encoding | None = None) -> None:
         self.text, self.encoding = text, encoding or Encoding()
-        # start and end of each line, without the white space around the line
+        # start and end of each line, or of the whole text, without the white space around it
         self.spans = [match.span() for match in (_LINE if by_line else _WHOLE).finditer(text)]
 
     @property
@@ -230,7 +233,8 @@ class PlainText:
         the same links, but with positions in the whole source and in the whole translation.
         """
         parts: list[str] = []
-        links, position, length = [], 0, 0  # position: end of the last line; length: of all parts together
+        # position: end of the last line in the source; length: number of characters of the translation so far
+        links, position, length = [], 0, 0
         for (start, end), line in zip(self.spans, lines, strict=True):
             offset = length + start - position
             links += [[a + start, b + start, c + offset, d + offset] for a, b, c, d in line.get("alignment", ())]

@@ -282,13 +282,16 @@ def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
 
 
 class SlotWorker:
-    """Gives the segments of batches for the models of one translator to its decoder, and answers complete batches."""
+    """Translates batches with one translator, which belongs to all `models`.
+
+    Gives the segments of each batch to the decoder of the translator, and answers the batch when it is complete.
+    """
 
     def __init__(self, models: ServedModels, inbox: Inbox, answer: Callable[[int, Any], None]) -> None:
         self.models, self.inbox, self.answer = models, inbox, answer
         first = next(iter(models.values()))
         self.translator, self.pipeline = first.translator, first.pipeline
-        # number of a batch of segments in the search -> number of its batch of lines, segments, text pipeline
+        # number of a batch of segments in the search -> number of the batch of lines, its segments, its text pipeline
         self.under_way: dict[int, tuple[int, list[SegmentNode], Pipeline]] = {}
 
     def run_or_end_the_process(self) -> None:
@@ -324,7 +327,7 @@ class SlotWorker:
                 return
             number, batch = message
             model = self.models[batch.key.pair]
-            # the search shared by several batches does not support the settings of a request
+            # the search that several batches share supports neither settings of a request nor a pivot language
             if dataclasses.replace(batch.key, protect=False) != BatchKey(batch.key.pair) or model.first is not None:
                 self.answer(number, translate_or_fail(self.models, batch))
                 continue

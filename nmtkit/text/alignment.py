@@ -42,7 +42,10 @@ def is_letter(char: str) -> bool:
 
 
 def is_spaced_letter(char: str) -> bool:
-    """Returns whether `char` is a letter of a script with spaces between words. An empty text is not a letter."""
+    """Returns whether `char` is a letter, a digit or a combining mark of a script with spaces between words.
+
+    Returns False for an empty text.
+    """
     return char != "" and unicodedata.category(char)[0] in "LMN" and not UNSPACED.match(char)
 
 

@@ -1,7 +1,7 @@
 """Glossaries: terms of the source language, each with its allowed translations.
 
 Each line of the file is a source term, a tab, and a target term. Vertical lines separate alternative target terms, such
-as inflected forms. Terms match whole words, and the longest term wins.
+as inflected forms. Terms match whole words. If several terms begin at the same word, the longest term is used.
 """
 
 import logging
@@ -131,9 +131,11 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def is_within_word(term: str, before: str, after: str) -> bool:
-    """Returns whether a term is part of a longer word, like C++ in C++en: a letter touches a sign at the edge.
+    """Returns whether a term is part of a longer word, such as C++ in C++en.
 
-    `before` and `after` are the characters next to the term, or empty. A term of signs alone is always a word.
+    This is so if the first or last character of the term is punctuation or a mathematical sign, and the character next
+    to it outside the term is a letter. `before` and `after` are the characters next to the term, or empty. A term
+    without letters and digits is always a word.
     """
     return has_letter(term) and (is_attached(before, term[0]) or is_attached(after, term[-1]))
 

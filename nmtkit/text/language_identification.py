@@ -146,7 +146,7 @@ class FastTextIdentifier:
             raise FileNotFoundError(f"--lid-model {path}: no such file")
         self._path = path.absolute()
         self._model: Any = fasttext.load_model(str(path))
-        self._columns: dict[str, int] = {}  # language -> column
+        self._columns: dict[str, int] = {}  # language -> column of the probabilities
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns the state without the model, which cannot be pickled."""

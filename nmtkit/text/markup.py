@@ -47,7 +47,8 @@ class Tag(NamedTuple):
 def unescape_entities(text: str) -> str:
     """Replaces entities and character references by characters, like a browser.
 
-    A number that is not a character becomes U+FFFD. `html.unescape` raises ValueError for more than 4,300 digits.
+    A number that is not a character becomes U+FFFD. Long numbers are shortened first, because `html.unescape` raises
+    ValueError for more than 4,300 digits.
     """
     return html.unescape(
         _LONG_REFERENCE.sub(lambda match: f"&#{match[1] or 0}" if len(match[1]) < 8 else "&#99999999", text)
@@ -194,9 +195,9 @@ def marked(line: str) -> Marked:
 
 
 def _tag_position(positions: PositionMap, position: int, least: int = 0, closing: bool = False) -> int:
-    """Returns the position in the translation, at least `least`, of a tag at `position` of the source.
+    """Returns the position in the translation for a tag at `position` of the source. The result is at least `least`.
 
-    No white space follows a tag that stands directly before a source word, except a closing tag.
+    If a source word begins directly after the tag, the result is after white space, unless the tag is a closing tag.
     """
     if position <= positions.content_start:
         return least

@@ -229,7 +229,7 @@ class _Restoration:
         exact = self._matched(exact, self.source, self.target, strings, remove_surplus=True)
         lower, target = self.source.lower(), self.target.lower()
         if len(lower) == len(self.source) and len(target) == len(self.target):
-            # a placeholder may have a different case, such as {NAME} for {name}
+            # the translation may have a placeholder in a different case, such as {NAME} for {name}
             named = [span for span in exact if _SYMBOLS.match(self.source[span.start : span.end])]
             missing = self._matched(named, lower, target, strings_of(lower, named))
             exact = [*set(exact).difference(named), *missing]
@@ -261,7 +261,8 @@ class _Restoration:
     ) -> list[ProtectedSpan]:  # fmt: skip
         """Matches spans with equal `strings` of the translation, in order. Returns the spans without a match.
 
-        `source` and `target` are the texts to compare, which may be in small letters.
+        `source` and `target` are the texts to compare, which may be in small letters. If `remove_surplus`, removes the
+        strings of the translation that match no span.
         """
         waiting: dict[str, deque[ProtectedSpan]] = defaultdict(deque)
         for span in spans:

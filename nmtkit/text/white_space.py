@@ -33,7 +33,7 @@ def with_source_spaces(
     }
     new = {span: text for span, text in edges.items() if spaces.search(text)}
     new |= _inner_spaces(source, target, links, spaces)
-    widths = [1] * len(target)  # number of characters of the result for each character
+    widths = [1] * len(target)  # for each character of `target`: number of characters of the result
     before = 0  # number of characters that are inserted before the text
     for (start, end), space in new.items():
         if start == end == 0:

@@ -179,7 +179,10 @@ class CallbackList:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def asked(self) -> dict[str, bool]:
-        """Returns the requests of this rank by field of `Requests`. Clears the requests to validate and save."""
+        """Returns whether callbacks of this rank ask to stop, to validate and to save, by field name of `Requests`.
+
+        Clears the requests to validate and to save.
+        """
         run = self.run
         stops, validates, saves = run.stop_reason is not None, run.validation_asked, run.checkpoint_asked
         run.validation_asked = run.checkpoint_asked = False

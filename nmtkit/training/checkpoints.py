@@ -30,7 +30,7 @@ def file_name(update: int) -> str:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a run, oldest first. Without the folder, there are none."""
+    """Returns the checkpoints of a run, oldest first, or an empty list if the folder does not exist."""
     paths = folder.iterdir() if folder.is_dir() else ()
     by_update = [(int(match[1]), path) for path in paths if (match := NUMBERED.fullmatch(path.name))]
     return [path for _, path in sorted(by_update)]

@@ -145,7 +145,7 @@ class JobConfig:
 
     @property
     def reads_source(self) -> bool:
-        """False for a language model."""
+        """Whether the model reads a source. False for a language model."""
         return getattr(self.components["architecture"].config, "reads_source", True)
 
     @property
@@ -190,7 +190,7 @@ class JobConfig:
         return self.built("metrics")
 
     def built(self, kind: str, *arguments: Any) -> dict[str, Any]:
-        """Returns new components of a kind by name. The factories get the config and the `arguments`."""
+        """Returns new components of a kind by name. The factory of a component gets its config, then `arguments`."""
         return {each.name: REGISTRIES[kind][each.name].factory(each.config, *arguments) for each in self.chosen(kind)}
 
     def chosen(self, kind: str) -> list[Component]:

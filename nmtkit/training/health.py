@@ -70,8 +70,9 @@ class TrainingHealth:
             if nll > self.uniform + FIRST_EXCESS:
                 self.highest = None
                 log.warning(
-                    f"the first update has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: check the "
-                    "initial weights of the model (the scale of embeddings and output projection)"
+                    f"the first update has {shown(nll)}, but uniform guesses among all pieces have "
+                    f"{shown(self.uniform)}: check the initial weights of the model (the scale of embeddings and "
+                    "output projection)"
                 )
 
     def stop_if_diverged(self, update: int, nll: float) -> None:
@@ -97,7 +98,7 @@ class TrainingHealth:
         )
 
     def _advise(self, warning: str, other: str = "--clip-norm 1") -> None:
-        """Shows a warning with advice about the learning rate and the setting `other`. Does nothing the second time."""
+        """Shows a warning with advice about the learning rate and the setting `other`. Only the first call shows it."""
         if self.rate_due:
             self.rate_due = False
             log.warning("%s Try a lower --lr, a longer --warmup-updates, or %s", warning, other)

@@ -113,16 +113,17 @@ def copy_rows(
     equal rows different, because their pieces occur in different sentences.
     """
     pieces, old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
-    spelled = cache(partial(spellings, tokenizer, old_tokenizer, relative=relative))  # by new side and old side
+    spelled = cache(partial(spellings, tokenizer, old_tokenizer, relative=relative))  # for a new and an old side
     for old, tensor, axis, side, old_side in weights:
         known = set(old_pieces[old_side])
         new = [row for row, piece in enumerate(pieces[side]) if piece not in known]
         if new:
-            # A new piece that hidden pieces spell must not be hidden, so hidden pieces get the mean bias of the others.
+            # A new piece that hidden pieces spell must not be hidden. So hidden pieces get the mean bias of all other
+            # pieces here.
             visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
             initial = means(visible, axis, [spelled(side, old_side)[row] for row in new])
             tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
-    # in a second loop, because a piece may be new to only one old side
+    # in a second loop: a shared matrix has an entry for each side, and a piece may be new to only one old side
     for old, tensor, axis, side, old_side in weights:
         rows, old_rows = same_pieces(pieces[side], old_pieces[old_side])
         tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
@@ -156,10 +157,12 @@ def _difference(
     refused: Sequence[str],
     adapts: Sequence[str],
 ) -> str | None:
-    """Returns the reason why the model cannot compute the function of the checkpoint, without the name of the file.
+    """Returns the reason why the model cannot compute the function of the checkpoint, or None if the model can.
 
-    `new` are the parameters that the checkpoint does not have with this shape. `merged` are pairs of parameters that
-    are one matrix here and two in the checkpoint. `refused` and `adapts` are changed settings.
+    The reason is the end of a sentence that begins with the name of the checkpoint. `new` are the parameters of the
+    model that the checkpoint does not have, or has with another shape. `merged` are pairs of parameters that are one
+    matrix in the model and two matrices in the checkpoint. `refused` and `adapts` are changed settings
+    (`changed_settings`).
     """
     if refused:
         return (
@@ -173,7 +176,7 @@ def _difference(
         return f"has {len(lost)} parameters that this model does not have, such as {lost[0]}"
     if merged:
         return f"has two matrices for {merged[0]}, which are one matrix in this model"
-    shapes = [f"{key} of shape {tuple(old[key].shape)}, but {tuple(state[key].shape)} in this model" for key in new]
+    shapes = [f"shape {tuple(old[key].shape)} for {key}, but this model has {tuple(state[key].shape)}" for key in new]
     return f"has {shapes[0]}" if shapes else None
 
 

@@ -112,7 +112,7 @@ class InverseSqrt(LRScheduler):
         elif run.d_model is not None:
             self.peak = config.lr_factor * (run.d_model * config.warmup_updates) ** -0.5
         else:
-            raise ValueError("this architecture has no d_model, from which the default rate is computed; give --lr")
+            raise ValueError("this architecture has no d_model to compute the default learning rate; give --lr")
 
     def lr(self, update: int) -> float:
         return self.peak * min(update / self.warmup_updates, (self.warmup_updates / update) ** 0.5)

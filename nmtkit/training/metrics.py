@@ -262,8 +262,8 @@ class MetricXQEConfig(Config):
 class NeuralScore(Metric):
     """A neural metric, which also reads the source. The model is loaded once. Needs `nmtkit[neural]`.
 
-    COMET is multiplied by 100, and so is CometKiwi, which reads no reference (Rei et al. 2022). MetricX is 0 (perfect)
-    to 25 (Juraska et al. 2024). "metricx-qe" is MetricX without a reference.
+    Scores of COMET and CometKiwi are multiplied by 100 (Rei et al. 2022). Scores of MetricX are from 0 (perfect) to 25
+    (Juraska et al. 2024). CometKiwi and "metricx-qe", a variant of MetricX, read no reference.
     """
 
     translates = True

@@ -111,14 +111,14 @@ class ReplicatedModel:
     # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
 
     def gather(self, name: str, value: Any) -> Any:
-        """Returns the whole value on rank 0, from the part of this process of a parameter `name` or of its state.
+        """Returns the whole value on rank 0. Every rank must call this method.
 
-        Every rank must call this method.
+        `value` is the part of this process: of the parameter `name`, or of a value in its optimizer state.
         """
         return value
 
     def shard(self, name: str, whole: Any) -> Any:
-        """Returns the part of this process from `whole`, the value of a parameter `name` or of its state."""
+        """Returns the part of this process. `whole` is the parameter `name`, or a value in its optimizer state."""
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -174,9 +174,10 @@ class ShardedModel(ReplicatedModel):
         return distributed.all_reduce(squares).sqrt()
 
     def _is_sharded(self, name: str, value: object) -> bool:
-        """Returns whether a value is sharded like the parameter `name`: a tensor with the same number of dimensions.
+        """Returns whether a value is sharded like the parameter `name`.
 
-        The state of an optimizer can belong to a part of a parameter, and such a state is not sharded.
+        Tensors with as many dimensions as the parameter are sharded. Optimizer state can also belong to a part of a
+        parameter, as in Muon. Such state has another name and is not sharded.
         """
         return isinstance(value, Tensor) and value.dim() == self.dimensions.get(name)
 

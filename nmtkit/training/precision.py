@@ -11,7 +11,7 @@ from torch import Tensor
 from nmtkit.models.layers import multiplies_in_bf16
 
 log = logging.getLogger("nmtkit")
-_warn_once = cache(log.warning)  # a run resolves its precision twice
+_warn_once = cache(log.warning)  # shows a warning only once, although a run resolves its precision twice
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

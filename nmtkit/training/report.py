@@ -145,7 +145,7 @@ def write(folder: Path, *, best: Sequence[RatedTranslation] = (), worst: Sequenc
 
 
 def translations_file(folder: Path, update: int) -> Path:
-    """Returns the file with the translations of a validation, one a line in the order of the validation set."""
+    """Returns the file with the translations of a validation: a line for each sentence of the valid set, in order."""
     return folder / "validation" / f"update_{update:08d}.txt"
 
 

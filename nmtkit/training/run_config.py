@@ -22,7 +22,11 @@ RUN_RULES = (
         excludes=("--freeze", "--encoder-embed-path", "--decoder-embed-path"),
         reason="with adapters, all other weights are frozen",
     ),
-    FlagRule("--quantize-aware", excludes=("--adapter-rank",), reason="adapters are merged after training"),
+    FlagRule(
+        "--quantize-aware",
+        excludes=("--adapter-rank",),
+        reason="adapters are merged after training, and rounding the merged weights differs from rounding in training",
+    ),
     FlagRule("--finetune-partial", excludes=("--adapter-rank",), reason="adapters need all weights of --finetune-from"),
     *(FlagRule(name, needs=("--adapter-rank",)) for name in ("--adapter-alpha", "--adapter-layers")),
 )
@@ -79,8 +83,9 @@ class RunConfig(Config):
 
     finetune_from: Path | None = option(
         None,
-        "Checkpoint with initial weights and, without --arch, the architecture. New pieces start from the mean "
-        "of the old pieces that spell them; pieces that old pieces cannot spell start from the mean of all old pieces.",
+        "Checkpoint with the initial weights. If --arch is not given, its architecture is used too. A new piece starts "
+        "from the mean of the old pieces that spell it. If no old pieces spell it, it starts from the mean of all old "
+        "pieces.",
         section="Weights",
         metavar="RUN|FILE",
         checkpoint=True,
@@ -126,8 +131,8 @@ class RunConfig(Config):
 
     quantize_aware: bool = option(
         False,
-        "In the forward pass, round weights as 8-bit checkpoints do, and inputs of linear layers as generate "
-        "--precision int8 does, so that the model adapts to the rounding. Use it for the last updates, with "
+        "In the forward pass, round weights as in 8-bit checkpoints, and round inputs of linear layers as in generate "
+        "--precision int8, so that the model adapts to the rounding. Use this flag for the last updates, with "
         "--finetune-from.",
     )
 
@@ -176,8 +181,8 @@ class RunConfig(Config):
     keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
     best_checkpoint_metric: str = option(
         "loss",
-        "Validation score that selects the best checkpoint: loss, ppl, a metric, or a count of the criterion as "
-        "NAME:min or NAME:max.",
+        "Validation score that selects the best checkpoint: loss, ppl, a metric, or a value that the criterion reports "
+        "(such as alignment), as NAME:min or NAME:max.",
         metavar="NAME",
     )
 

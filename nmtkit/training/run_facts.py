@@ -24,7 +24,8 @@ from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
-RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # flags for one resume, turned off
+# turns off the flags that a user gives for a single resume
+RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}
 BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
 
 

@@ -203,7 +203,7 @@ def build_trainer(
             *quantize_aware(model),
         )
     if job.run.compile and criterion.name in (*CALLING_PARTS, "simcut"):  # the hook of simcut is not compiled
-        raise ValueError(f"--criterion {criterion.name} has no effect on a compiled forward pass; leave out --compile")
+        raise ValueError(f"--criterion {criterion.name} cannot use a compiled forward pass; leave out --compile")
     if criterion.name == "expected_reward" and not model.reads_source:
         raise ValueError("--criterion expected_reward rewards translations; give a language model another --criterion")
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)

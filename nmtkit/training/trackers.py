@@ -29,13 +29,15 @@ def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 class Tracker(Callback):
     """Sends logged numbers under names such as "train/loss" and "valid/bleu". bleu@valid1 becomes valid/bleu/valid1."""
 
-    name: str  # of the callback, of the package that it needs, and of the extra of nmtkit that installs the package
+    name: str  # name of the callback, of the package that it needs, and of the extra that installs this package
     run_id = ""  # id in the tracker, which a resumed run uses again; empty until the tracker gives an id
 
     def __init__(self, config: Any) -> None:
         """Keeps the config. Raises ImportError, with the pip command, unless the package is installed."""
         if importlib.util.find_spec(self.name) is None:
-            raise ImportError(f"the package {self.name} is not installed: pip install 'nmtkit[{self.name}]'")
+            raise ImportError(
+                f"--callbacks {self.name} needs a package that is not installed: pip install 'nmtkit[{self.name}]'"
+            )
         self.config = config
 
     def send(self, run: RunState, values: dict[str, float]) -> None:

@@ -111,7 +111,10 @@ class Validator:
         return distributed.broadcast(scores)
 
     def _share(self, work: Callable[[], T]) -> T | None:
-        """Does the share of this rank like `_together`. Returns None on all ranks if a signal interrupted a rank."""
+        """Calls `work`, which processes the share of this rank, and returns the result. Raises errors like `_together`.
+
+        Returns None on all ranks if a signal interrupted any rank.
+        """
 
         def result_or_none() -> T | None:
             with contextlib.suppress(StopRequestedError), self.interruptible():

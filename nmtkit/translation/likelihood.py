@@ -57,7 +57,8 @@ def likelihoods_of_readable(
 ) -> list[Likelihood | None]:
     """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model.
 
-    Raises the errors of `likelihoods`. A message names pair number N as line N.
+    Raises the errors of `likelihoods`. An error message gives the number of the pair, counted from 1, as a line
+    number.
     """
     models = translator.originals
     if all(model.max_source_positions is None and model.max_target_positions is None for model in models):

@@ -144,9 +144,9 @@ class DeviceOptions(Config):
     )
     engine: str = option(
         "auto",
-        "auto: slots on a GPU (torch on mps), numba on a CPU (torch if numba does not support the model or the "
-        "options, or is not compiled yet); torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a search "
-        "that the package numba compiles for this CPU; ctranslate2: the package CTranslate2 on a CPU (writes a "
+        "auto: the engine slots on a GPU (torch on mps), numba on a CPU (torch if numba does not support the model or "
+        "the options, or is not compiled yet); torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a "
+        "search that the package numba compiles for this CPU; ctranslate2: the package CTranslate2 on a CPU (writes a "
         "converted model next to the checkpoint); or the name of a plug-in's engine",
         metavar="NAME",
     )

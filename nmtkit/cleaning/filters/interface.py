@@ -51,7 +51,7 @@ class Limits:
 
 
 def first_limits(limits: Iterable[Limits], scores: ScoreMatrix) -> npt.NDArray[np.int16]:
-    """Returns the index of the first limits that drop each pair, or -1 if none do. `scores` is [pairs, limits]."""
+    """Returns the index of the first limits that drop each pair, or -1 for a kept pair. `scores` is [pairs, limits]."""
     return first_reasons((each.drops(column) for each, column in zip(limits, scores.T, strict=True)), len(scores))
 
 
@@ -67,8 +67,8 @@ class Filter(Limits, ABC):
     """
 
     in_probability = False
-    lowest_setting: str | None = None  # setting of the config with the limit `lowest`
-    highest_setting: str | None = None  # setting of the config with the limit `highest`
+    lowest_setting: str | None = None  # name of the field of `config` that has the limit `lowest`
+    highest_setting: str | None = None  # name of the field of `config` that has the limit `highest`
 
     def __init__(self, config: Any, context: FilterContext) -> None:
         self.config, self.context = config, context

@@ -160,12 +160,14 @@ class Copy(Filter):
     """The share of the lower-case words that are on both sides.
 
     The share is relative to the side with more lower-case words. The share is 0 if fewer than 3 lower-case words, or
-    fewer than half of the words of the shorter side, are on both sides. Names and codes can be the same in both
+    fewer than half of the words of the shorter side, are on both sides, because names and codes can be the same in both
     languages.
 
-    Two sides that differ at most in case, spaces and punctuation have the share 1 in further cases. If the source has
-    at least 4 words, the share is 1 if more than a third of the words that have letter case are in lower case, or if no
-    word has letter case. Otherwise, the share is 1 if the source has more than 20 characters and one is not ASCII.
+    If the two sides differ at most in case, spaces and punctuation, the share is also 1 in two cases:
+
+    - The source has at least 4 words, and more than a third of its words with letter case are in lower case, or it has
+      no word with letter case.
+    - The source has fewer than 4 words, but more than 20 characters, and not all of them are ASCII.
     """
 
     unit = "share of words"

@@ -14,7 +14,7 @@ from nmtkit.config.extras import imported
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSIONS = (*_OPENERS, ".zst")
 CHUNK = 1 << 20
-ZSTD_CHUNK = 1 << 10  # compressed bytes that are decompressed at a time; they make at most 32 MiB of text
+ZSTD_CHUNK = 1 << 10  # compressed bytes that are decompressed at a time, to at most 32 MiB of text
 
 
 def is_compressed(path: Path) -> bool:
@@ -76,7 +76,7 @@ class _ZstdFile:
         self._file = path.open("rb")
         self._frame: Any = None  # None between two frames
         self._rest = b""  # compressed bytes after the last frame
-        self._text = memoryview(b"")  # decompressed and not read yet; slices of a memoryview copy nothing
+        self._text = memoryview(b"")  # decompressed bytes that are not read yet; slices of a memoryview copy nothing
 
     def read(self, size: int) -> memoryview:
         while not self._text and (data := self._rest or self._file.read(ZSTD_CHUNK)):

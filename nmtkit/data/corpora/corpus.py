@@ -185,5 +185,6 @@ def check_line_counts(paths: list[Path], lines: list[int]) -> None:
     for path, count in zip(paths[1:], lines[1:], strict=True):
         if count != lines[0]:
             raise ValueError(
-                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}; line i of each is part of pair i"
+                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}; line i of each file must be part of "
+                "pair i"
             )

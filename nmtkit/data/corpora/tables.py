@@ -93,7 +93,7 @@ def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
         source, target = (int(column) - 1 for column in corpus.columns)
         if not 0 <= min(source, target) <= max(source, target) < len(cells):
             raise ValueError(
-                f"{corpus.source} has {len(cells)} columns, so --columns {','.join(corpus.columns)} do not exist"
+                f"{corpus.source} has {len(cells)} columns; --columns {','.join(corpus.columns)} names a missing column"
             )
         return source, target, find_columns(tuple(cells), replace(corpus, columns=None)) == (source, target)
     columns = find_columns(tuple(cells), corpus)

@@ -76,7 +76,7 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
 
 
 def _children(element: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
-    """Returns the children with a tag in any namespace. A search with iterfind makes reading a third slower."""
+    """Returns the children with the tag `name`, in any namespace. With iterfind, reading would be slower by a third."""
     return (child for child in element if child.tag.rpartition("}")[2] == name)
 
 

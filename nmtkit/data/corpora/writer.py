@@ -99,7 +99,7 @@ class CorpusWriter:
 
     @contextmanager
     def _zip_members(self) -> Iterator[None]:
-        """Makes `_files` the members of the archive `_files[0]`. A temporary file has the target until the end."""
+        """Replaces the archive in `_files` by its members. A temporary file has the target until the source is done."""
         source, target = (f"{self.paths[0].stem}.{language}" for language in self.languages)
         with (
             zipfile.ZipFile(self._files[0], "w", zipfile.ZIP_DEFLATED) as archive,
@@ -133,16 +133,18 @@ class CorpusWriter:
         for language in self.languages if self.has_columns else ():
             if language in names:
                 raise ValueError(
-                    f"{self.paths[0]}: the column {language!r} has the name of a language; rename the column"
+                    f"{self.paths[0]}: the column {language!r} of the input has the name of a language; rename the "
+                    "column"
                 )
-        if self._names is None or not self.has_columns:  # a warning names the columns of all corpora
+        if self._names is None or not self.has_columns:  # `_warn` names the left-out columns of all corpora
             self._names = list(dict.fromkeys([*(self._names or ()), *names]))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))
         unknown = [name for name in names if name not in self._names]
         if unknown and self.format in ("tsv", "parquet"):
             raise ValueError(
-                f"{self.paths[0]}: the first pairs lack the column {unknown[0]!r}; write .jsonl for varying columns"
+                f"{self.paths[0]}: the first pairs lack the column {unknown[0]!r}; write .jsonl, whose pairs may have "
+                "different columns"
             )
         write = self._write_lines if self.format in (None, "zip") else getattr(self, f"_write_{self.format}")
         write(pairs)

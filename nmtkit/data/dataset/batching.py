@@ -71,9 +71,10 @@ class BatchSampler:
         self.batch_tokens = batch_tokens
         self.seed = seed
         self.pairs = len(source_lengths)
+        # windows of equal size, each of at most `window_pairs` pairs
         count = max(1, -(-self.pairs // window_pairs))
-        self.windows = list(pairwise(self.pairs * index // count for index in range(count + 1)))  # of equal size
-        longest, tokens = np.zeros(2, np.int64), np.zeros(2)  # of both sides
+        self.windows = list(pairwise(self.pairs * index // count for index in range(count + 1)))
+        longest, tokens = np.zeros(2, np.int64), np.zeros(2)  # for each side: longest sentence, sum of tokens
         for start, end in self.windows:
             sides = source_lengths[start:end], target_lengths[start:end]
             check_sizes(range(start, end), *sides, batch_tokens, "--batch-tokens")

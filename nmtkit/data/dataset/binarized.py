@@ -221,7 +221,8 @@ class Dataset:
             check_files(shard, manifest, SMALL_FILE)
             if counts_language_token(manifest) != counts_language_token(manifests[0]):
                 raise ValueError(
-                    f"{shard} and {shards[0]} differ in --no-language-token-loss; give all shards the same flags"
+                    f"{shard} and {shards[0]} differ in --no-language-token-loss; preprocess all shards with the same "
+                    "flags"
                 )
             for name in ("tokenizer", "source_lang", "target_lang", "languages", "directions"):
                 if manifest[name] != manifests[0][name]:

@@ -274,7 +274,9 @@ class PreprocessConfig(Config):
             return None
         part = part_of(self.shard, MAX_SHARDS)
         if not self.tokenizer_from:
-            raise ValueError("--shard needs --tokenizer-from, the tokenizer of all shards; preprocess a sample first")
+            raise ValueError(
+                "--shard needs --tokenizer-from, so that all shards have the same tokenizer; preprocess a sample first"
+            )
         return part
 
     def _tags_of_held_out(self) -> Sequence[tuple[str, tuple[str | None, ...], tuple[str, ...]]]:

@@ -90,7 +90,8 @@ def shard_folders(folder: Path) -> list[Path]:
     count, *others = sorted({int(match[2]) for match in names})
     if others:
         raise ValueError(
-            f"{folder} has shards of two datasets (with {count} and {others[0]} shards); remove one set of shards"
+            f"{folder} has shards of two datasets (with {count} and {others[0]} shards); remove the shards of one "
+            "dataset"
         )
     shards = [folder / shard_name(shard, count) for shard in range(1, count + 1)]
     missing = [path.name for path in shards if not (path / MANIFEST).is_file()]
@@ -113,7 +114,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not the manifest of an nmtkit dataset")
     if manifest["nmtkit_dataset"] not in (FORMAT, MULTILINGUAL_FORMAT):
         raise ValueError(
-            f"{path} has format {manifest['nmtkit_dataset']}, not {FORMAT} or {MULTILINGUAL_FORMAT}; preprocess again"
+            f"{path} has format {manifest['nmtkit_dataset']}, but this nmtkit reads only formats {FORMAT} and "
+            f"{MULTILINGUAL_FORMAT}; run preprocess again"
         )
     try:
         _check_manifest(manifest)
@@ -202,7 +204,10 @@ def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str
 
 
 def _check_size(files: dict[str, Any], name: str, width: int, entries: int | None) -> None:
-    """Raises ValueError unless the file `name` has `entries` (None: any number of) entries of `width` bytes."""
+    """Raises ValueError if the file `name` is missing, or is not a sequence of entries of `width` bytes.
+
+    `entries` is the expected number of entries, or None if any number is allowed.
+    """
     if name not in files:
         raise ValueError(f"files lacks {name}")
     size = files[name]["bytes"]

@@ -193,9 +193,9 @@ def sample_of(first_line: int, lines: Sequence[LineBytes], keep: Mask) -> list[S
 
 
 def parse_links(text: str, path: Path, first_line: int) -> tuple[RowNumbers, RowNumbers]:
-    """Returns the links of all lines, and for each link the index of its line in `text`, from 0.
+    """Returns the links [links, 2] of all lines, and for each link the index of its line in `text`, from 0.
 
-    A link [links, 2] has the indices of a source word and a target word.
+    A link is the index of a source word and the index of a target word.
     `first_line` is the number of the first line of `text` in the file. Raises ValueError with file and line if a line
     is not in Pharaoh format.
     """

@@ -321,7 +321,7 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
     digests = []
     for language, path, corpus in zip(languages[1:], extracted[1:], corpora, strict=True):
         digest = hashlib.sha256()
-        with extracted[0].open("wb") as source, path.open("wb") as target:  # one copy of the first language
+        with extracted[0].open("wb") as source, path.open("wb") as target:  # replaces the copy of the first language
             for part in pairs(corpus):
                 text = "".join(line + "\n" for line in part.sources).encode()
                 digest.update(text)

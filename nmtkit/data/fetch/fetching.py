@@ -162,7 +162,7 @@ def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> 
     facts = read_provenance(paths) if len(present) == len(paths) else None
     if facts is None:
         raise ValueError(
-            f"{present[0]} exists and is not a complete, fetched corpus; give --overwrite or another --output"
+            f"{present[0]} exists, but is not a completely fetched corpus; give --overwrite or another --output"
         )
     references = [paths[0].with_name(Path(name).name) for name in facts.get("references", ())]
     if missing := [path for path in references if not path.exists()]:

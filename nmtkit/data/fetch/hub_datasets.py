@@ -101,7 +101,9 @@ def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) 
     known = [each for path in sorted(files) if (each := described(path)) is not None]
     title = f"hf:{name.repository}"
     if not known:
-        raise ValueError(f"{title} has no {', '.join(FORMATS)} files, but {', '.join(sorted(files)[:8]) or 'no files'}")
+        raise ValueError(
+            f"{title} has no {', '.join(FORMATS)} files; it has {', '.join(sorted(files)[:8]) or 'no files'}"
+        )
     configs = list(dict.fromkeys(each.config for each in known))
     config = configs[0] if len(configs) == 1 and name.config is None else _config(configs, name, languages, title)
     known = [each for each in known if each.config == config]
@@ -188,7 +190,11 @@ def opened(name: DatasetName, languages: tuple[str, str], columns: ColumnNames |
 def _pairs_of_rows(
     files: Sequence[Path], languages: tuple[str, str], columns: ColumnNames | None, *, exchange: bool
 ) -> Iterator[Pairs]:
-    """Yields the pairs of files with both texts in a row. With `exchange`, reads the target before the source."""
+    """Yields the pairs of files whose rows have both texts.
+
+    With `exchange`, the target is the first text of a row, or in a column such as "source". Columns that are named
+    after languages are found by these names.
+    """
     first, second = languages[::-1] if exchange else languages
     for path in files:
         for part in pairs(Corpus(path, path, format=format_of(path), languages=(first, second), columns=columns)):
@@ -206,7 +212,7 @@ def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None
                 raise ValueError(f"{names} have different numbers of rows: one of them ends before row {number:,}")
             (_, source_id), (_, target_id) = row
             if source_id != target_id:
-                raise ValueError(f"{names}: row {number:,} has the ids {source_id!r} and {target_id!r}")
+                raise ValueError(f"{names}: row {number:,} has different ids, {source_id!r} and {target_id!r}")
         yield Pairs([row[0][0] for row in window], [row[1][0] for row in window], [], number - len(window) + 1)
 
 

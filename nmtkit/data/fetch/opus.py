@@ -116,7 +116,9 @@ class OpusApi:
         targets = [code for code in self.languages(source=first, **of_corpus) if code != first]
         second = matching(target, targets)
         if second is None:
-            raise ValueError(f"{where} has no pairs {first}-{target}; with {first}, {suggestion(target, targets)}")
+            raise ValueError(
+                f"{where} has no pairs {first}-{target}; for pairs with {first}, {suggestion(target, targets)}"
+            )
         for code, wanted in ((first, source), (second, target)):
             if code != wanted:
                 log.info("OPUS has the code %s for the language %s", code, wanted)
@@ -175,7 +177,9 @@ def check_archive(corpus: Corpus) -> str | None:
             members = [archive.getinfo(name) for name in zip_members(archive.namelist(), corpus)]
             size, packed = (sum(getattr(each, name) for each in members) for name in ("file_size", "compress_size"))
             if size > max(SMALL, LARGEST_RATIO * packed):
-                raise ValueError(f"{corpus.source}: {packed:,} bytes hold {size:,} bytes; no text compresses so well")
+                raise ValueError(
+                    f"{corpus.source}: {packed:,} compressed bytes hold {size:,} bytes; no text compresses so well"
+                )
             if size > shutil.disk_usage(corpus.source.parent).free:
                 raise OSError(f"the text has {size:,} bytes, more than the free space of {corpus.source.parent}")
             names = [name for name in archive.namelist() if re.fullmatch(r"(?i)(.*/)?LICEN[CS]E(\.txt)?", name)]

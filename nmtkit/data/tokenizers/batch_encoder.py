@@ -167,7 +167,8 @@ class BatchEncoder:
         starts = np.flatnonzero(self._starts_word[encoded.ids])  # positions where normalised words start
         if self._has_words and len(starts) != normalized.sum():
             raise ValueError(
-                "--alignments: the word model merges unknown words; give a larger --vocab-size, or --model-type bpe"
+                "--alignments: the word model merges adjacent unknown words into one piece; give a larger "
+                "--vocab-size, or --model-type bpe"
             )
         assert len(starts) == normalized.sum()
         line_ends = np.cumsum(encoded.lengths) - 1  # positions of eos
@@ -219,7 +220,8 @@ class WordKeys:
     @staticmethod
     def of(text: bytes, starts: WordIndices, lengths: WordIndices) -> "WordKeys":
         """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
-        # Row r has the text from byte r on. So at each byte of the text, an aligned number of one of the rows begins.
+        # Row r has the text from byte r on, as 8-byte numbers. So for each byte of the text, some row has a number that
+        # begins at this byte.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]

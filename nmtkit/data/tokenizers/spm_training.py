@@ -148,7 +148,10 @@ def new_pieces(
 
 
 def token_like(tokenizer: Tokenizer, code: str) -> str:
-    """Returns the token of the language `code`, in the form of the existing tokens: __pl__, >>pl<< or pl_PL."""
+    """Returns the token of the language `code`, in the form of the tokenizer's language tokens, such as >>pl<<.
+
+    If the tokenizer has no language tokens, the form is __pl__.
+    """
     if not tokenizer.languages:
         return f"__{code}__"
     other, token = next(iter(tokenizer.languages.items()))

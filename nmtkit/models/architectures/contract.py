@@ -152,7 +152,7 @@ def check_sentences_apart(model: Architecture, source: Packed, target: Packed, v
 
 
 def _with_other_words(sentences: Packed, first: int, size: int) -> Packed:
-    """Returns `sentences` with other words, whose ids are below `size`, from position `first` of the first sentence."""
+    """Returns a copy whose first sentence has other words from position `first` on. Their ids are below `size`."""
     changed, length = sentences.values.clone(), int(sentences.layout.lengths[0])
     changed[first:length] = (changed[first:length] + 1) % size
     return sentences.with_values(changed)

@@ -237,7 +237,7 @@ def check_odd(flag: str, *kernels: int) -> None:
     """Raises ValueError if the width of a kernel, which `flag` sets, is even."""
     if any(kernel % 2 == 0 for kernel in kernels):
         numbers = ",".join(map(str, kernels))
-        raise ValueError(f"{flag} is {numbers}; a kernel must be odd, so that the kernel has a middle")
+        raise ValueError(f"{flag} is {numbers}; the width of a kernel must be odd, so that the kernel has a middle")
 
 
 def parameter_count(model: nn.Module) -> int:

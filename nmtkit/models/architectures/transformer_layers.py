@@ -101,7 +101,7 @@ class DecoderLayer(Layer):
 def self_attention(
     config: TransformerConfig, index: int, causal: bool
 ) -> "SelfAttention | AverageAttention | SSRU | LightConvolution":
-    """Returns the self-attention of layer `index`, counted from 0, or its replacement. A decoder is `causal`."""
+    """Returns the self-attention of layer `index`, counted from 0, or its replacement. `causal` means a decoder."""
     kind = config.decoder_self_attention if causal else config.encoder_self_attention
     if kind == "attention":
         return SelfAttention(config, causal)

@@ -76,7 +76,7 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
         "ffn_glu": config.activation in GATED,
         "relative_position": config.positions == "relative",
     }
-    if config.positions == "rotary":  # not interleaved: elements i and i + K/2 of a head are a pair
+    if config.positions == "rotary":  # not interleaved: elements i and i + key_width / 2 of a head are a pair
         settings |= {"rotary_dim": config.key_width, "rotary_interleave": False, "rotary_base": config.rotary_base}
     encoder = TransformerEncoderSpec(config.encoder_layers, **settings)
     spec = TransformerSpec(encoder, TransformerDecoderSpec(config.decoder_layers, **settings))

@@ -248,7 +248,7 @@ def language_tokens(settings: ModelSettings) -> dict[str, str]:
 
 
 def listed(value: Any) -> list[str]:
-    """Returns the elements of a list, or of a text with commas."""
+    """Returns the elements of a list, or the parts of a text that are separated by commas."""
     return value.split(",") if isinstance(value, str) and value else list(value or ())
 
 

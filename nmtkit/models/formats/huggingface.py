@@ -118,7 +118,7 @@ def config_of(settings: ModelSettings, kind: str) -> TransformerConfig:
 def vocabulary_sizes(settings: ModelSettings, weights: Weights) -> tuple[int, int]:
     """Returns the sizes of the source vocabulary and the target vocabulary.
 
-    Raises ValueError if the embeddings have a different number of rows.
+    Raises ValueError if the embeddings of a side have more or fewer rows than the size of its vocabulary.
     """
     source = target = settings.integer("vocab_size")
     if not settings.flag("share_encoder_decoder_embeddings", True):
@@ -242,9 +242,9 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
 
 
 def warn_of_added_tokens(folder: Path, added: Mapping[int, str], known: Collection[str]) -> None:
-    """Warns of `added` tokens, except `known` and special tokens, because the import leaves these tokens out.
+    """Warns about the tokens in `added` that are neither `known` nor special, because the import leaves them out.
 
-    transformers separates these tokens from the text before SentencePiece divides the text into pieces.
+    transformers separates added tokens from the text before SentencePiece divides the text into pieces.
     """
     tokens = sorted(set(added.values()) - {*known, *SPECIAL})
     if tokens:
@@ -339,7 +339,7 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
         )
     if kind == "BPE":
         by_id = {id: piece for piece, id in model["vocab"].items()}
-        # older files have a text for each pair
+        # older files store a merge as the text "LEFT RIGHT", newer files as a list of two pieces
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         products = [model["vocab"][left + right] for left, right in pairs]
         if products != sorted(products):

@@ -126,8 +126,8 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
 def average_attention(settings: ModelSettings, inner: int, activation: str) -> dict[str, bool]:
     """Returns the settings of average attention. With depth 2, average attention has a feed-forward network.
 
-    Raises ValueError for another depth than 1 or 2, and for a network without the width `inner` and the `activation`
-    of all other feed-forward networks.
+    Raises ValueError if the depth is not 1 or 2. Also raises ValueError if this network does not have the width `inner`
+    and the activation `activation`. All other feed-forward networks of the model have this width and this activation.
     """
     gated = not settings.flag("transformer-aan-nogate")
     deep = check_value(settings, "transformer-aan-depth", ("1", "2"), "2") == "2"
@@ -142,7 +142,9 @@ def check_value(settings: ModelSettings, name: str, supported: tuple[str, ...], 
     value = settings.text(name, default)
     if value not in supported:
         fitting = " and ".join(supported)
-        raise ValueError(f"{settings.path} has {name} {value}; with its other settings, nmtkit supports {fitting}")
+        raise ValueError(
+            f"{settings.path} has {name} {value}; with the other settings of this model, nmtkit supports only {fitting}"
+        )
     return value
 
 

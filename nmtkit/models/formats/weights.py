@@ -122,7 +122,9 @@ class Weights:
         rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(ignored, name))
         if rest:
             more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
-            raise ValueError(f"{self.path} has weights {rest[0]}{more}, which do not belong to a model of its settings")
+            raise ValueError(
+                f"{self.path} has weights {rest[0]}{more}, which do not belong to a model with its settings"
+            )
         return tensors
 
 

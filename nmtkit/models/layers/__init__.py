@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"  # dictionaries of a module
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"  # attributes: hooks by id
 
 log = logging.getLogger("nmtkit")
 
@@ -22,7 +22,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def trains_in_bf16_on_cpu(x: Tensor) -> bool:
-    """Returns whether products with x are in bf16 on a CPU, with gradients, in code that is not compiled."""
+    """Returns whether products with x run in bf16 on a CPU, with gradients enabled, in code that is not compiled."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
     return compute_dtype(x) == torch.bfloat16
@@ -41,7 +41,7 @@ def device_of_sums(device: torch.device) -> torch.device:
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
     """Returns whether a GPU kernel of Triton runs. If the kernel fails, logs the message `otherwise` and the error.
 
-    Without Triton, which comes with torch for CUDA on Linux, nothing is logged.
+    Without Triton, returns False and logs nothing. Triton comes with torch for CUDA on Linux.
     """
     try:
         with torch.random.fork_rng([]):

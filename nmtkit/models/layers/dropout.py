@@ -108,7 +108,7 @@ def noise_for(x: Tensor) -> Tensor:
 
 
 def dropped(x: Tensor, noise: Tensor | None, p: float) -> Tensor:
-    """Returns a copy of x with zeros where `noise` is at most the threshold of `p`, or x itself without noise.
+    """Returns a copy of x with zeros where `noise` is at most the threshold of `p`, or x itself if `noise` is None.
 
     The other elements are multiplied by the exact 1 / P(an element is kept).
     """

@@ -118,8 +118,8 @@ class Experts(nn.Module):
         """Computes `products` in any dtype, as batched products of blocks. A block has tokens of one expert.
 
         The number of blocks does not depend on `counts`, which only the device knows. The size of a block is the
-        average number of tokens of an expert, but at least `MIN_BLOCK`. So, with at least `MIN_BLOCK` tokens for each
-        expert on average, about twice as many rows as necessary are multiplied at most. There are at most twice as many
+        average number of tokens of an expert, but at least `MIN_BLOCK`. If an expert has at least `MIN_BLOCK` tokens on
+        average, the blocks have at most about twice as many rows as there are tokens. There are at most twice as many
         blocks as experts, and each block has a copy of the weights of its expert.
         """
         experts, dtype = len(self.fc1), compute_dtype(x)

@@ -47,7 +47,8 @@ def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
     oneDNN adds the bias and applies ReLU while a tile of the product is in registers. torch's own operations would
     write the bias to all rows before the product, and read and write the result once more after the product.
     """
-    if not is_unmodified(linear, type(linear)):  # a hook may keep the output of the layer, which must then not change
+    # a hook may keep the output of the layer, so ReLU must not change this output in place
+    if not is_unmodified(linear, type(linear)):
         return torch.relu(linear(x))
     if type(linear) is nn.Linear and linear.bias is not None and trains_in_bf16_on_cpu(x) and multiplies_in_bf16():
         return _LinearReLU.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call]

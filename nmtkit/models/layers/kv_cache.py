@@ -51,7 +51,7 @@ class KeysAndValues:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
-        self.shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in tensors]  # (1 or 2, width of a head)
+        self.shapes = [(tensor.shape[1], tensor.shape[-1]) for tensor in tensors]  # second dimension, width of a head
         keys, values = tensors[0][:, 0].flatten(1, 2), tensors[-1][:, -1].flatten(1, 2)
         self.by_layer = list(zip(keys.transpose(2, 3).unbind(), values.unbind(), strict=True))
 
@@ -240,7 +240,8 @@ class KVCache(MemoryCache):
         self.slots = list(zip(*slots, strict=True))  # for each layer, the destination of its new keys and values
         heads, (key, value), queries = self.heads, self.widths, self.query_heads * self.widths[0]
         self.row_stride = row = queries + heads * (key + value)  # row size of the projection
-        # size, strides and first element of the new keys and values in the projection, for each tensor of `self.slots`
+        # for each tensor in `self.slots`: size, strides and first element of the part of the projection (a view) that
+        # `append` copies to this tensor
         self.slot_views = [
             ([parts, self.sentences, heads, self.new, width], [heads * width, self.new * row, width, row, 1], first)
             for (parts, width), first in zip(self.hypotheses.shapes, (queries, queries + heads * key), strict=False)

@@ -224,7 +224,7 @@ class Int8Linear(InferenceLinear):
 
     @functools.cached_property
     def unpacked(self) -> tuple[Tensor, Tensor]:
-        """The weights in int8, and their scales."""
+        """The weights in int8 [outputs, inputs], and their scales [outputs]."""
         weight = torch.ops.quantized.linear_unpack(self.packed)[0]
         return weight.int_repr(), weight.q_per_channel_scales().float()
 

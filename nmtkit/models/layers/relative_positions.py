@@ -1,7 +1,8 @@
-"""Sinusoids, which are added to embeddings, and positions inside self-attention: rotations, and terms of distances.
+"""Sinusoids, which are added to embeddings, and positions inside self-attention.
 
-The distance between a query and a key is the position of the key minus the position of the query. A Transformer with
-positions inside self-attention adds no position encoding to its embeddings.
+Positions inside self-attention are rotations of queries and keys, or terms that depend on distances. The distance
+between a query and a key is the position of the key minus the position of the query. A Transformer with positions
+inside self-attention adds no position encoding to its embeddings.
 """
 
 from abc import abstractmethod

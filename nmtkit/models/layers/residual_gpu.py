@@ -5,7 +5,7 @@ kernels compute sums and statistics in fp32 in registers, and write results in t
 per element in each direction. The dropout mask is not stored; the backward kernel draws it again from the same seed.
 
 Without Triton, or if a kernel cannot be built, `add_and_norm` of `dropout.py` uses separate operations. Tests run these
-kernels in Triton's interpreter; **they have not run on a GPU yet**.
+kernels in Triton's interpreter; **the kernels have not run on a GPU yet**.
 """
 
 import functools

@@ -126,7 +126,7 @@ class Comet(NeuralMetric):
         return self.rows(inputs).view(len(orders), -1).mean(0)
 
     def _regression(self, columns: Sequence[TextLines]) -> Tensor:
-        """Computes with the embeddings of single texts, so that a text in many triples is embedded only once."""
+        """Returns `outputs` from embeddings of single texts, so that a text in many triples is embedded only once."""
         index = {text: row for row, text in enumerate(dict.fromkeys(text for lines in columns for text in lines))}
         embeddings = self.rows([(text,) for text in index]).to(self.device)
         rows = torch.tensor([[index[text] for text in lines] for lines in columns], device=self.device)

@@ -83,7 +83,7 @@ class NeuralMetric(SegmentMetric):
 
     def rows(self, inputs: Sequence[Texts]) -> Tensor:
         """Returns the result of each input on the CPU: [inputs, D]. Repeated and recent inputs are computed once."""
-        memory = self._memory  # another thread may replace the attribute, but keeps the results that this call needs
+        memory = self._memory  # another thread may replace `_memory`, but removes nothing from this dictionary
         new = [texts for texts in dict.fromkeys(inputs) if texts not in memory]
         if new:
             progress.begin(f"Computing {self.label}", "texts", len(new))

@@ -20,7 +20,7 @@ _STAND_IN = re.compile(r"(</?g\d+/?>)")
 _WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # excludes the no-break space
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 _SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that may follow a space
-_CODE = "\ufffc"  # stands for a code in `before`, the last character so far
+_CODE = "\ufffc"  # value of the variable `before` (the last character so far) after a spaced code
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Piece:
     """A piece of text, or a code.
 
     A `spaced` code has spaces around it like a word. Examples are an image, and a tag without a partner, such as <file>
-    in a usage text.
+    in the help text of a command.
     """
 
     role: str  # "text", "opening", "closing" or "alone"
     text: str = ""  # without escapes; empty for a code
-    raw: str = ""  # the code as written in the file, except in formats that use `start` and `end`
+    raw: str = ""  # the code as written in the file; empty in web pages, where `start` and `end` give its place
     name: str = ""  # an opening code and its closing code have the same name
     spaced: bool = False
     start: int = 0  # position in the file
@@ -70,8 +70,8 @@ def translatable(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Returns the pieces from the first text to the last text, or no pieces if the text has no letter.
 
     A code before the first text or after the last text is included if its partner is inside the range. A spaced code
-    is also included if it touches punctuation, because the translation may lack this punctuation. A pair of codes
-    around the whole text is left out, because its position is known.
+    next to punctuation is also included. The translation may lack this punctuation, and the code then needs a space in
+    its place. A pair of codes around the whole text is left out, because its position is known.
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
@@ -156,14 +156,15 @@ class Inline:
     def parts(self, line: str) -> list[Piece]:
         """Returns the pieces of a translated line.
 
-        Spaced codes get the spaces that they have in the source. A space also separates a code from a word, unless a
-        word touches the code in the source.
+        Spaced codes get the spaces that they have in the source. If a spaced code is next to a word only in the
+        translation, a space separates the code and the word. If a word touches the code in the source, no space is
+        added.
         """
         parts: list[Piece] = []
         before = ""  # the last character so far
-        # whether the last spaced code needs a space after it, and the index in `parts` where the space is inserted
+        # whether the last spaced code needs a space after it; None: only before a word
         wants_space: bool | None = False
-        gap = 0
+        gap = 0  # the index in `parts` where this space is inserted
         glued = False  # whether the next text must not begin with a space
         for part in _STAND_IN.split(line):
             if part in self.codes:

@@ -139,8 +139,8 @@ class TextPart:
     end: int
     inline: Inline
     write: Callable[[str], str]  # escapes the words of a translation
-    lines: int = 1
-    width: int = 0  # maximum columns of a line, if the part has several lines
+    lines: int = 1  # number of lines of the part
+    width: int = 0  # maximum number of columns of a line, if the part has several lines
 
     def written(self, translation: str) -> str | None:
         """Returns the translation as it is written in the text, or None if the translation equals the source."""

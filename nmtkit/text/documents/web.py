@@ -386,7 +386,8 @@ class WebPage(Document):
             new = inline.written(translation, written, lambda code: spliced(self.text, inner, code.start, code.end))
             if new is not None:
                 outer.append((*without_white_space(self.text, start, end), new))
-        covered = Parts((start, end) for start, end, _ in outer)  # `outer` holds the inner edits of these parts
+        # the new texts of `outer` already contain the inner edits of these parts
+        covered = Parts((start, end) for start, end, _ in outer)
         return outer + [edit for edit in inner if covered.outside(edit[0]) == edit[0]]
 
     def language_edits(self) -> list[Replacement]:
@@ -398,7 +399,7 @@ class WebPage(Document):
         language, root = self.options.target_language, self.reader.root
         if language is None or root is None:
             return []
-        if self.reader.masked[root.start : root.end] != self.text[root.start : root.end]:  # the tag contains code
+        if self.reader.masked[root.start : root.end] != self.text[root.start : root.end]:  # template code
             return []
         right_to_left = is_right_to_left(language)
         by_name = attributes(self.text, root)

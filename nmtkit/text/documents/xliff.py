@@ -72,13 +72,13 @@ class Node:
         return next(iter(self.children(name)), None)
 
     def inherited(self, name: str) -> str | None:
-        """Returns the attribute of the element, or else of the nearest ancestor that has the attribute."""
+        """Returns an attribute of the element or else of the nearest ancestor that has the attribute, or None."""
         if name in self.attributes or self.parent is None:
             return self.attributes.get(name)
         return self.parent.inherited(name)
 
     def within(self, name: str) -> "Node":
-        """Returns the nearest ancestor with a name, which may be the element itself, or else the root."""
+        """Returns the element if it has this name, or else the nearest ancestor with this name, or else the root."""
         return self if self.name == name or self.parent is None else self.parent.within(name)
 
 
@@ -87,7 +87,7 @@ class _TreeBuilder:
 
     def __init__(self, text: str) -> None:
         self.text, self.data = text, text.encode()
-        # for each byte of `data`, and for its end: the number of characters before; bytes 10xxxxxx begin no character
+        # number of characters before each byte of `data`, and before its end; bytes 10xxxxxx do not begin a character
         self.character_of_byte = np.zeros(len(self.data) + 1, np.int32)
         np.cumsum(np.frombuffer(self.data, np.uint8) & 0xC0 != 0x80, out=self.character_of_byte[1:])
         self.root: Node | None = None

@@ -106,12 +106,15 @@ class Distillation(CrossEntropy):
         return Loss(total, {"nll": nll.detach(), "teacher": divergence.detach()})
 
     def running(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Runs the teachers. Returns ids [T, C] and probabilities [T, C] of candidates. The probabilities sum to 1."""
+        """Runs the teachers. Returns the ids [T, C] and the probabilities [T, C] of the candidates of each token.
+
+        The probabilities of a token sum to 1.
+        """
         ids, probabilities = most_probable(self.teachers, batch, self.candidates)
         return ids, probabilities / probabilities.sum(-1, keepdim=True)
 
     def read(self, stored: TeacherFile, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Reads stored candidates. Returns ids and probabilities like `running`."""
+        """Reads stored candidates. Returns their ids and probabilities, like `running`."""
         target = batch.target_output.cpu().numpy()
         rows = stored.read(batch.pairs.tolist(), target, target != IGNORE_INDEX)
         ids, log_probabilities = (torch.from_numpy(part[:, : self.candidates]) for part in rows)

@@ -43,7 +43,7 @@ class OptimizerRegistry(Registry[Optimizer]):
         keep = super().register(name, preset)
 
         def declare(factory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-            keep(factory)  # before the declaration, because this call raises an error for a name that is taken
+            keep(factory)  # first, because this call raises an error if the name is taken
             self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
             return factory
 

@@ -182,7 +182,8 @@ def attended(
         return builder.fdiv(one, total)
 
     last = builder.add(count, code.size(LANES - 1))
-    section = builder.add(builder.and_(last, code.size(-LANES)), code.size(LANES))  # numbers of the weights of a head
+    # size of the section of a head in `weights`, in numbers
+    section = builder.add(builder.and_(last, code.size(-LANES)), code.size(LANES))
 
     other_width = ir.Constant(ir.IntType(1), 1)
     for parts in PARTS:

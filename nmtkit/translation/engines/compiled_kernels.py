@@ -97,7 +97,8 @@ def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: A
 def normalized(code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any) -> None:
     """Applies layer norm `index` of the table `norms` to rows of x, and writes the results to rows of y.
 
-    A missing norm has the width 0 in the table. The kernel then does nothing.
+    Rows of x and rows of y begin every `stride` numbers. A missing norm has the width 0 in the table. The kernel then
+    does nothing.
     """
     builder = code.builder
     table = code.offset(norms, index, 8 * NORM_COLUMNS)

@@ -62,10 +62,11 @@ MODEL = record(
 # their scales; `weights`: the attention weights of all heads; `everything`: the integers from 0.
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
-# Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,
-# hypotheses, D: states of SSRUs or averages after an even and an odd number of tokens), of the state before the first
-# token (D zeros), and of the keys and values of all memories (layers, source tokens, `memory_width`). Sizes are bytes
-# of a layer.
+# Addresses of arrays, and their sizes.
+# `keys_and_values`: keys and values of all hypotheses (layers, places, 2D); `states`: states of all hypotheses (layers,
+# 2, hypotheses, D), which are states of SSRUs or averages, after an even and after an odd number of tokens; `zeros`:
+# the state before the first token (D); `hypotheses`: the number of all hypotheses; `memory`: keys and values of all
+# memories (layers, source tokens, `memory_width`). `layer_size` and `memory_layer_size` are the bytes of a layer.
 CACHE = record("keys_and_values layer_size states zeros hypotheses memory memory_layer_size memory_width")
 # The newest token of an open hypothesis.
 # `length`: the number of earlier tokens, which is the position of the token; `hypothesis` and `parent`: indices among

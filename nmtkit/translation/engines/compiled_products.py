@@ -293,14 +293,14 @@ def linear(
 
 # --- shortlists -------------------------------------------------------------------------------------------------------
 
-GROUP = INTEGERS.group  # inputs whose weights lie together, in 8 bits
+GROUP = INTEGERS.group  # in 8 bits, the packed weights of this number of inputs lie together
 
 
 @kernel(*[NUMBER] * 6)
 def packed_columns(code: Vectors, columns: Any, count: Any, source: Any, groups: Any, size: Any, target: Any) -> None:
-    """Packs the weights of the outputs `columns`.
+    """Packs the weights of the outputs `columns` into `target`.
 
-    `source` has a row of weights for each output: `groups` groups of inputs. A group has `size` bytes: 2 or 4.
+    `source` has a row for each output. A row has `groups` groups of weights. A group has `size` bytes: 2 or 4.
     """
     builder = code.builder
     for kind, number in ((INT, 4), (WIDE, 2)):
@@ -337,10 +337,10 @@ MINUS_INFINITY = 0xFF800000  # the bits of -inf
 def pack_shortlist(output: Array, columns: Array, row: Array) -> None:
     """Packs the output projection of the target pieces `columns` for a slot of the search.
 
-    `output` and `row` are rows of tables of linear layers: the projection to all pieces, with the weights of each piece
-    in a row, and the projection of the slot, whose memory gets the packed projection. Padding outputs in the last block
-    have the bias -inf, so the search never chooses these outputs. The padding outputs keep old weights, which are
-    finite.
+    `output` and `row` are rows of tables of linear layers. `output` is the projection to all pieces; its matrix has a
+    row of weights for each piece. `row` is the projection of the slot; its memory gets the packed projection. Padding
+    outputs in the last block have the bias -inf, so the search never chooses these outputs. The padding outputs keep
+    old weights, which are finite.
     """
     count, address = len(columns), columns.ctypes.data
     size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS

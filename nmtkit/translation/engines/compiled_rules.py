@@ -114,9 +114,9 @@ def list_of(ragged: Ragged, index: int) -> Array:
 
 @inner
 def forbid_pieces(logits: Array, pieces: Array, columns: Array) -> None:
-    """Forbids sorted target pieces. Column i of the logits is piece columns[i], or piece i if `columns` is empty.
+    """Forbids target pieces. Column i of the logits is piece columns[i], or piece i if `columns` is empty.
 
-    `columns` is sorted, too.
+    `pieces` and `columns` are sorted.
     """
     if not len(columns):
         for piece in pieces:

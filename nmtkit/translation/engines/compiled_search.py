@@ -1,9 +1,9 @@
 """Greedy search, beam search and sampling of compiled Transformers for many sentences, as functions compiled by Numba.
 
-A thread searches several sentences at a time, each in a slot. The open hypotheses of all slots are rows of one product.
-When the search of a sentence is over, the next sentence takes the slot. The search has the same rules as PyTorch's
-search, and in fp32 finds the same hypotheses. The result of a row does not depend on the other rows, so a sentence gets
-the same hypotheses in any batch, and several threads can take sentences from the same list.
+A thread searches several sentences at a time, each in a slot. The open hypotheses of all slots are rows of the same
+matrix product. When the search of a sentence is over, the next sentence takes the slot. The search has the same rules
+as the search of PyTorch, and finds the same hypotheses in fp32. The result of a row does not depend on the other rows,
+so a sentence gets the same hypotheses in any batch, and several threads can take sentences from the same list.
 """
 
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ SLOT = record("sentence length count")
 
 
 class SearchState(NamedTuple):
-    """The models, and the memory of a search, for each slot and for each open hypothesis.
+    """The models, and the arrays in which a search keeps its slots and its open hypotheses.
 
     V is the size of the target vocabulary or, with shortlists, at least the length of the longest shortlist.
     """
@@ -71,9 +71,10 @@ class SearchState(NamedTuple):
     models: Array  # records MODEL
     spaces: Array  # records SPACE, one for each model, like `caches`
     caches: Array  # records CACHE
-    # models x columns of `compiled_products.linear`: output projections, for shortlists with the weights in rows
+    # models x COLUMNS: the output projection of each model, as a row of a table of linear layers. For searches with
+    # shortlists, the weights of each piece are a row of the weight matrix (`WeightTables.output_rows`).
     outputs: Array
-    tables: Array  # models x slots x these columns: packed output projections of shortlists
+    tables: Array  # models x slots x COLUMNS: packed output projections of the shortlists
     slots: Array  # records SLOT
     rows: Array  # records ROW: the rows of a step
     before: Array  # slots x beam: log probabilities of the open hypotheses

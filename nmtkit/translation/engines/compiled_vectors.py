@@ -1,8 +1,9 @@
-"""Vector code for LLVM, as functions that compiled code of Numba can call. Needs the package numba.
+"""Writes vector code for LLVM. The kernels that compiled code of Numba calls consist of this code. Needs numba.
 
-LLVM vectorises the loops of Numba only in simple cases. The functions of this file compute with explicit vectors.
-A vector has LANES numbers; LLVM divides it where the processor has shorter vectors, so sums have the same order on
-every processor. Addresses are integers, because the address of a part of an array is then a sum.
+LLVM vectorises the loops of Numba only in simple cases. So the functions of this file write explicit vector
+instructions. A vector has LANES numbers. If the processor has shorter vectors, LLVM divides a vector into several, so
+sums have the same order on every processor. Addresses are integers, because the address of a part of an array is then a
+sum.
 """
 
 import math
@@ -53,11 +54,14 @@ class Vectors:
         return ir.Constant(SIZE, value)
 
     def at(self, address: Any, index: Any, kind: Any) -> Any:
-        """Returns a pointer to element `index` of an array of type `kind` that begins at an address."""
+        """Returns a pointer to element `index` of an array that begins at `address`. The elements have type `kind`."""
         return self.builder.gep(self.builder.inttoptr(address, kind.as_pointer()), [index])
 
     def vector_at(self, address: Any, index: Any, kind: ir.VectorType) -> Any:
-        """Returns a pointer to a vector that begins with element `index` of an array of the vector's numbers."""
+        """Returns a pointer to a vector of type `kind` that begins at element `index` of an array.
+
+        The array begins at `address`. Its elements have the same type as the elements of the vector.
+        """
         return self.builder.bitcast(self.at(address, index, kind.element), kind.as_pointer())
 
     def load(self, address: Any, index: Any, kind: Any = FLOAT, lanes: int = LANES) -> Any:
@@ -225,9 +229,9 @@ def for_parts(code: Vectors, size: Any, body: Callable[[Any, Any], None]) -> Non
 
 
 def write_each(code: Vectors, size: Any, rows: Sequence[Any], function: Callable[..., Any], y: Any) -> None:
-    """Writes function(a, b, …) for the numbers a, b, … at each index of `rows` to the row y.
+    """Sets y[i] to function(a[i], b[i], …) for each index i, where a, b, … are the `rows`.
 
-    All rows, which are addresses, have `size` numbers.
+    Each row, y included, is given by its address and has `size` numbers.
     """
 
     def part(index: Any, mask: Any) -> None:
@@ -237,7 +241,10 @@ def write_each(code: Vectors, size: Any, rows: Sequence[Any], function: Callable
 
 
 def fold(code: Vectors, size: Any, x: Any, function: Callable[[Any], Any], combine: Callable[[Any, Any], Any]) -> Any:
-    """Returns a vector that combines function(a) of all numbers a of the row x in each lane, beginning with 0."""
+    """Returns a vector of partial results for a row x of `size` numbers.
+
+    Lane i starts with 0, and combines function(a) for a = x[i], x[i + LANES], x[i + 2 LANES], …
+    """
     result, zero = code.variable(code.constant(0)), code.constant(0)
 
     def part(index: Any, mask: Any) -> None:

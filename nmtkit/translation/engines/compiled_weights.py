@@ -72,9 +72,10 @@ class WeightTables:
         self.norms.append([self.kept(gains), self.kept(biases), len(gains)])
 
     def output_rows(self) -> Array:
-        """Returns the last row of `linears`, the output projection, but with the weights of each output in a row.
+        """Returns a copy of the last row of `linears`, the output projection, with other weights.
 
-        A shortlist copies a few rows, which is several times as fast as the copy from packed weights.
+        These weights are not packed: their matrix has a row for each output. A search with a shortlist copies some of
+        these rows, which is several times as fast as the copy from packed weights.
         """
         output = np.array(self.linears[-1], np.int64)
         output[products.WEIGHT] = self.kept(np.ascontiguousarray(self.newest.swapaxes(1, 2)))
@@ -93,7 +94,7 @@ class WeightTables:
 
 
 def parts(module: nn.Module | None) -> tuple[nn.Linear | None, nn.Linear | None]:
-    """Returns the linear layers of a feed-forward network."""
+    """Returns the two linear layers of a feed-forward network, or None twice for other modules and for None."""
     return (module.fc1, module.fc2) if isinstance(module, FeedForward) else (None, None)
 
 

@@ -323,7 +323,8 @@ class Decoder:
 
         Without `alone`, other calls may run at the same time. This call then uses the engine that was chosen for the
         other calls, or PyTorch if the engine has memory that the calls would share. With `alone`, raises ValueError if
-        the engine refuses the options and does not fall back to PyTorch.
+        the engine refuses the options and does not fall back to PyTorch. PyTorch always scores references, so this case
+        has no reason.
         """
         if options.score_reference:
             return self.torch, None

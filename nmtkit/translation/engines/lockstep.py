@@ -162,7 +162,7 @@ class LockstepSearch:
 
     def memory(self, sizes: MemorySizes) -> SearchMemory:
         """Returns memory for a search. No other thread uses this memory."""
-        with contextlib.suppress(IndexError):  # no memory is free
+        with contextlib.suppress(IndexError):  # raised if no memory is free
             memory = self.free.pop()
             if memory.sizes.suffice(sizes):
                 return memory
@@ -189,7 +189,8 @@ class LockstepSearch:
 def thread_pool(process: int, threads: int) -> ThreadPoolExecutor:
     """Returns threads that search at the same time. Compiled functions release the GIL.
 
-    A forked process makes new threads, because it has none of the threads of its parent. `process` is its id.
+    `process` is the id of this process. The cache has an entry for each id, because a forked process does not have the
+    threads of its parent and must make new threads.
     """
     return ThreadPoolExecutor(threads, "numba")
 

@@ -125,8 +125,8 @@ def rounded(size: int) -> int:
 class SearchMemory:
     """Memory of the searches of one thread.
 
-    `models` are records MODEL, `linears` are the tables of linear layers of these models, `outputs` are the output
-    projections: rows of these tables, or `WeightTables.output_rows` for shortlists.
+    `models` are records MODEL. `linears` are the tables of linear layers of these models. `outputs` are the output
+    projections: rows of these tables, or for shortlists the results of `WeightTables.output_rows`.
     """
 
     def __init__(self, sizes: MemorySizes, models: Array, linears: Sequence[Array], outputs: Array) -> None:
@@ -192,7 +192,10 @@ class SearchMemory:
         space["everything"] = self.everything.ctypes.data
 
     def make_shortlist(self, row: Array, output: Array) -> None:
-        """Allocates the output projection of a shortlist for a slot. `output` is the projection to all pieces."""
+        """Allocates memory for the output projection of a shortlist, and writes its description to `row`.
+
+        `row` belongs to a slot of the search. `output` is the projection to all pieces.
+        """
         size = packed_size(self.sizes.vocabulary)
         row[:] = output
         row[WEIGHT] = self.kept((size, int(row[PADDED_INPUTS])), np.int8 if row[IN_8_BITS] else np.float32)

@@ -100,7 +100,7 @@ class RequiredTextSelector(Selector):
         return remaining, banks
 
     def rows(self) -> list[tuple[TextAutomaton, int]]:
-        """Returns the automaton and its state for each open hypothesis: N."""
+        """Returns the automaton and its state for each of the N open hypotheses."""
         pairs = zip(self.automata, self.states, strict=True)
         return [(automaton, state) for automaton, states in pairs for state in states]
 

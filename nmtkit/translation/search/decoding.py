@@ -86,8 +86,8 @@ def annotated(
 ) -> BatchHypotheses:
     """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them.
 
-    Some engines have already added these fields. Such hypotheses stay the same. Raises ValueError for attention of an
-    architecture without attention.
+    Some engines have already added these fields. Such hypotheses stay the same. Raises ValueError if `options`
+    request attention and an architecture has no cross-attention.
     """
     if options.quality and not options.score_reference:
         results = _completed("token_log_probabilities", token_log_probabilities, models, source, results)
@@ -155,7 +155,8 @@ def token_log_probabilities(
 def _attention(models: Sequence[Architecture], source: Packed, outputs: Sequence[list[int]]) -> list[list[list[float]]]:
     """Returns `Hypothesis.attention` of the outputs: the mean cross-attention of heads and models.
 
-    The weights come from layer `layer_index(None, …)`, which aligns words best.
+    The weights come from layer `layer_index(None, …)`, which aligns words best. Raises ValueError for an architecture
+    without cross-attention.
     """
     inputs, each = _packed([[BOS, *ids] for ids in outputs], source), []
     for model in models:

@@ -241,7 +241,7 @@ class CudaGraphs(Eager):
 
 
 class StepRunner:
-    """Runs `step(lengths)`. The first run with some lengths is a warm-up. The second run records the step.
+    """Runs `step(lengths)`. The first run with new lengths is a warm-up. The second run records the step.
 
     All runs after the warm-up replay the recorded step.
     """
