@@ -54,6 +54,7 @@ def test_scores_equal_bigram_probabilities_computed_one_by_one() -> None:
         assert score == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_shuffled_words_on_either_side_are_dropped_and_the_sample_is_kept() -> None:
     generator = random.Random(1)
     sources, targets = columns(PAIRS)

@@ -107,6 +107,7 @@ def test_good_pairs_stay_and_no_pair_is_lost(folder: Path) -> None:
     assert count in (folder / "stderr").read_text()
 
 
+@pytest.mark.slow
 def test_the_scores_have_a_row_for_each_pair(folder: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = parquet.read_table(folder / "scores.parquet").to_pylist()

@@ -82,6 +82,7 @@ def test_output_that_cannot_be_written_is_an_error(
     check_error(*run(forks, folder, command, "{}/text", stream, "stderr"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", READERS.values(), ids=READERS)
 def test_input_that_cannot_be_read_is_an_error(forks: Forks, folder: Path, command: str) -> None:
     check_error(*run(forks, folder, command, None, os.devnull, "stderr"))

@@ -83,6 +83,7 @@ def test_lines_of_several_sentences_are_told_if_they_are_translated(
     assert scored.exit_code == 0 and "--split-sentences" not in scored.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
 def test_the_joined_shards_are_the_output_of_the_whole_input(
     folder: Path, tmp_path: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,7 @@ def names(tmp_path_factory: pytest.TempPathFactory, mirror_data: Path) -> dict[s
     return {name: str(path) for name, path in paths.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_a_language_model_does_not_translate(arguments: list[str], names: dict[str, str]) -> None:
     if arguments[0] == "serve":

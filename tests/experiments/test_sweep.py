@@ -310,6 +310,7 @@ def test_a_finished_run_without_a_valid_set_is_finished(
     assert "already finished" in sweep(file).stderr and len(within_this_process) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -103,6 +103,7 @@ def head(*lines, method="POST", path="/translate"):
 SMUGGLED = b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_",
     [

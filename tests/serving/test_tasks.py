@@ -480,6 +480,7 @@ def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous)
     assert answers == {number: translate_or_fail(models, each) for number, each in enumerate(tasks)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuous", [True, False])
 def test_all_pairs_of_a_model_share_the_slots(multilingual, continuous):
     loaded, tokenizer = from_checkpoint(multilingual)

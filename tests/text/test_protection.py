@@ -376,6 +376,7 @@ def test_no_start_or_end_of_a_line_raises_or_loses_a_span(match, known):
 LETTERS = st.lists(st.sampled_from([*MATCHES, *ENDS, " ", "Hund"]), max_size=8).map("".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(LETTERS, LETTERS, st.booleans())
 def test_no_text_raises(source, target, known):

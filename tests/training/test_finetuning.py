@@ -194,6 +194,7 @@ def test_the_second_fine_tuning_still_knows_the_origin_of_the_first_base(tmp_pat
         assert _base_facts(tmp_path / "base.pt")["base_origin"] == origin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2])
 def test_an_average_of_adapters_is_that_of_the_merged_models(adapted: Path, tmp_path: Path, members: int) -> None:
     names = ["update_00000003.pt", "update_00000006.pt"][-members:]

@@ -78,6 +78,7 @@ def test_hidden_pieces_of_the_data_are_named_and_learned(
     assert first["loss"] < 10
 
 
+@pytest.mark.slow
 def test_adapters_keep_the_bias_and_the_pieces_are_named(
     hidden: dict[str, Any], mirror_data: Path, tmp_path: Path
 ) -> None:

@@ -334,6 +334,7 @@ def test_a_full_disk_leaves_nothing(server: FileServer, monkeypatch: pytest.Monk
     assert result.exit_code == 2 and "No space left" in result.stderr and not files()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [10, 50], ids=["the download", "the text"])
 def test_a_real_limit_of_the_size_of_files(server: FileServer, blocks: int) -> None:
     """The operating system ends the write, as on a full disk: `ulimit -f` counts blocks of 1024 bytes."""

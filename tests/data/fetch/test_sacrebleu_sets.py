@@ -350,6 +350,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_transformer(tmp_path_factory.mktemp("model") / "tiny.pt", tiny_tokenizer())
 
 
+@pytest.mark.slow
 def test_generate_translates_the_source_of_a_set(server: FileServer, model: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.en"
     lines.write_text("".join(line + "\n" for line in read_sets(["wmt14/full"], "en-de").sources), encoding="utf-8")

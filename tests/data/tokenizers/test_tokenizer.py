@@ -85,6 +85,7 @@ def character_tokenizer() -> Tokenizer:
     return Tokenizer(train_model(["a man walks home", "the man sees a green house"] * 50, 10_000, "char"))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.lists(LINES, max_size=8), st.sampled_from([(0, "uint16"), (3, "uint32"), (1000, "uint16")]))
 def test_the_word_cache_gives_the_ids_of_whole_lines(

@@ -162,6 +162,7 @@ def test_score_prints_the_perplexity_and_log_probabilities_of_a_text(run: Path) 
     assert printed.startswith(f"perplexity {total['perplexity']:.2f}  {tokens} pieces")
 
 
+@pytest.mark.slow
 def test_average_and_inspect_know_a_language_model(run: Path, tmp_path: Path) -> None:
     invoke("average-checkpoints", str(run), "--last", "2", "--output", str(tmp_path / "averaged.pt"))
     assert checkpoint.load(tmp_path / "averaged.pt")["architecture"] == "transformer_lm"

@@ -179,6 +179,7 @@ def test_the_changed_model_of_fairseq_is_sound_without_changes(tmp_path: Path) -
     assert import_or_error(folder) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [[1], {}, -1, "x"], ids=str)
 @pytest.mark.parametrize("key", (*FAIRSEQ, "arch", "source_lang", "langs", "lang_pairs", "langtoks", "data", "task"))
 def test_a_setting_of_fairseq_of_another_kind_is_named(key: str, value: Any, tmp_path: Path) -> None:
@@ -198,6 +199,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", TENSORS)
 @pytest.mark.parametrize("name", ["marian of transformers", "m2m_100", "mbart_50", "fairseq"])
 @pytest.mark.parametrize("step", [11, pytest.param(3, marks=pytest.mark.slow)])

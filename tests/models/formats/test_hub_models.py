@@ -51,6 +51,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 OPUS = files_of(FOLDER / "marian")
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_is_imported_once(hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
     hub.add(
         "org/opus", OPUS | {"pytorch_model.bin": b"x" * 99, "tf_model.h5": b"x", "sub/model.pt": b"x"}, license="mit"
@@ -267,6 +268,7 @@ def test_python_and_the_commands_take_the_name(hub: HubServer, tmp_path: Path) -
     assert "shortlist" not in checkpoint_file.read(path)
 
 
+@pytest.mark.slow
 def test_the_service_knows_the_languages_and_takes_pairs(hub: HubServer, tmp_path: Path) -> None:
     about = json.loads(OPUS["tokenizer_config.json"]) | {"source_lang": "en", "target_lang": "de"}
     hub.add("org/opus", OPUS | {"tokenizer_config.json": json.dumps(about).encode()})

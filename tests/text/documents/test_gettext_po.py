@@ -344,6 +344,7 @@ TEXTS = st.lists(st.sampled_from(["one", " ", "\n", "Two.", "%s", "<b>", "</b>",
                  min_size=1, max_size=10).map("".join)  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=4, unique=True))
 def test_any_text_goes_from_msgid_to_msgstr(texts):

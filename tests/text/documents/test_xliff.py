@@ -179,6 +179,7 @@ INLINE = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(INLINE, max_size=4).map("".join), max_size=4))
 def test_any_source_comes_out_in_its_target_with_every_code_once(sources):

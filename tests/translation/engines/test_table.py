@@ -255,6 +255,7 @@ def names_of(row: str) -> list[str]:
     return ["one model"] if row == "ensemble" else flags
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_row_change_the_result(folder: Path, row: str) -> None:
     if ROWS[row].changes and "reference" not in ROWS[row].request:
         assert expected(folder, row) != unchanged(folder, ROWS[row].languages)

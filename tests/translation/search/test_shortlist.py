@@ -94,6 +94,7 @@ CONSTRAINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("models", [1, 2], ids=["one_model", "ensemble"])
 @pytest.mark.parametrize(
     ("search", "constraint"),
