@@ -1,0 +1,1 @@
+"""Several runs, or a run from outside: sweep, comparison, estimate, inspection."""

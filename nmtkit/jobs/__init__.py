@@ -1,0 +1,1 @@
+"""One scheduler of workers over processes and ranks; shards, file locks, threads, machine code, progress."""

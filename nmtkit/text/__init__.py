@@ -1,0 +1,1 @@
+"""Processing of text without torch: sentences, casing, markup, protected spans, glossary, languages."""

@@ -1,0 +1,1 @@
+"""The memory-mapped dataset: its tokenizer, writer, reader and batches, and transforms of training pairs."""

@@ -1,0 +1,1 @@
+"""Vocabularies: training with SentencePiece, text to ids, and ids to text."""

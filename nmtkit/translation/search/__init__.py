@@ -1,0 +1,1 @@
+"""Ids in, hypotheses out: the rules of a search, search algorithms, logits processors, shortlists."""
