@@ -19,7 +19,7 @@ from nmtkit.training.metrics import objective
 log = logging.getLogger("nmtkit")
 
 NAME = "optuna.log"
-# a function that trains a run while its second argument returns True, and returns the reason of a failure or None
+# trains a run until the second argument returns False; the result is the reason of a failure, or None
 TrainRun = Callable[[SweepRun, Callable[[], bool]], str | None]
 
 
@@ -151,7 +151,10 @@ class OptunaStudy:
         return self.sweep.run(settings | ({"seed": self.sweep.seeds[0]} if self.sweep.seeds else {}), self.title)
 
     def _begun(self, study: Any) -> int:
-        """Returns the number of runs that any machine has begun, failed runs included. A repeated run counts once."""
+        """Returns the number of runs that all machines have begun.
+
+        A failed run counts too, unless a later trial has the same settings.
+        """
         trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
         params = [trial.params for trial in trials]
         repeated = (trial.state.name == "FAIL" and trial.params in params[n:] for n, trial in enumerate(trials, 1))

@@ -26,7 +26,7 @@ logger = logging.getLogger("nmtkit")
 def split_compounds(tokenized: str) -> str:
     """Turns `a-b` into `a ##AT##-##AT## b`. If matches overlap (`a-b-c`), only the first match changes.
 
-    The original script has the same result, because it also makes a single pass.
+    get_ende_bleu.sh (see `TokenizedBLEU`) has the same result, because the script also makes a single pass.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenized)
 

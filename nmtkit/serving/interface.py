@@ -129,8 +129,8 @@ class Health(TypedDict):
     engines: Annotated[
         dict[str, str],
         Field(
-            description="engine of each language pair, and in parentheses the reason if PyTorch replaces the engine; "
-            "`A, then B` if the two steps of --pivot have different engines"
+            description="engine of each language pair; if PyTorch replaces the engine, the reason follows in "
+            "parentheses; if the two steps of --pivot have different engines, the form is `A, then B`"
         ),
     ]
 

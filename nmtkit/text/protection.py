@@ -1,9 +1,9 @@
 """Protected spans: parts of a source that its translation must contain unchanged, such as placeholders and addresses.
 
-If the vocabulary of the model covers a span, the span stays in the sentence. After the search, the span is looked up in
-the translation and repaired. The vocabulary would spell any other span in rare bytes. Such a span is therefore cut out
-of the sentence, and is inserted next to the translation of the word before the span. Both methods need cross-attention
-and no special training.
+There are two methods. If the vocabulary of the model covers a span, the span stays in the sentence. After the search,
+the span is looked up in the translation and repaired. If the vocabulary would spell the span in rare bytes, the span is
+cut out of the sentence, and is inserted next to the translation of the word before the span. Both methods need
+cross-attention and no special training.
 
 Numbers with units may take the form of the target language: 5,50 € for €5.50, or 5 Minuten for 5 min.
 """
@@ -57,8 +57,8 @@ def protected_spans(
     """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as a span.
 
     If spans overlap, the span that begins first is returned, or the longest of the spans with the same start. If
-    `patterns` include the built-in patterns, two kinds of text are one span: a plural or select message of ICU, because
-    a partly translated message is invalid, and a text without a letter, such as a list of numbers.
+    `patterns` include the built-in patterns, a text without a letter, such as a list of numbers, is one span. A plural
+    or select message of ICU is also one span, because a partly translated message is invalid.
     """
     built_in = {pattern.pattern for pattern in patterns}.issuperset(PATTERNS)
     if built_in and (is_message(text) or (text.strip() and not any(map(str.isalpha, text)))):
@@ -184,7 +184,7 @@ class Protected:
         return result, [part for link in moved for part in self._parts(link, result)]
 
     def _parts(self, link: Link, result: str) -> list[Link]:
-        """Splits the link of a copied text that holds several spans, so that tags can stand between the spans."""
+        """Splits a link between equal texts that contain several spans, so that tags can stand between the spans."""
         start, end = link.source_start, link.source_end
         first = bisect_left(self.originals, start, key=lambda span: span.start)
         inside = self.originals[first : bisect_right(self.originals, end, key=lambda span: span.end)]
@@ -259,7 +259,7 @@ class _Restoration:
         self, spans: Sequence[ProtectedSpan], source: str, target: str, strings: Mapping[str, Edges],
         remove_surplus: bool = False,
     ) -> list[ProtectedSpan]:  # fmt: skip
-        """Matches spans with equal `strings` of the translation, in order. Returns the spans without a match.
+        """Matches each span with the next equal text among `strings`. Returns the spans without a match.
 
         `source` and `target` are the texts to compare, which may be in small letters. If `remove_surplus`, removes the
         strings of the translation that match no span.
@@ -307,7 +307,7 @@ class _Restoration:
         return missing
 
     def _number(self, span: ProtectedSpan, equal: Iterable[Span], surplus: bool) -> Span | None:
-        """Returns the number in the translation that translates a measure: a linked or, with `surplus`, any number."""
+        """Returns the first number of `equal` that is linked to a measure. With `surplus`, no link is necessary."""
         free = list(islice(equal, _MAX_CANDIDATES))
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
         near = [part for part in free if any(start < part[1] and part[0] < end for start, end in linked)]

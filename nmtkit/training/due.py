@@ -107,9 +107,9 @@ class RunProgress:
 def due_after_update(config: RunConfig, progress: RunProgress, asked: Requests, callback: str | None = None) -> Due:
     """Returns the work that is due after an update. `callback` is the stop reason that a callback gives.
 
-    A run that ends also validates, unless a signal ends it. If checkpoints are saved only by the clock, these
-    checkpoints are the scheduled checkpoints. With several processes, the request of the clock is one update old, and
-    a checkpoint that was saved in the meantime fulfils the request.
+    A run that ends also validates, unless a signal ends it. If the run has no save interval in epochs or updates, the
+    checkpoints that the clock or a callback requests are the scheduled checkpoints. With several processes, the request
+    of the clock is one update old, and a checkpoint that was saved in the meantime fulfils the request.
     """
     stop = stop_reason(config, progress, asked, callback)
     last_validation = stop is not None and stop.received is None and config.validates

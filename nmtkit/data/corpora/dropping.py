@@ -167,7 +167,7 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
 
 
 def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> RowNumbers:
-    """Returns the indices of the pairs to drop in the file `path` of `partition`, ascending.
+    """Returns the indices of the pairs to drop, ascending. `path` is a file that `partition` has written.
 
     All pairs of a group of equal pairs are dropped, except the best pair. The best pair has the highest `quality`
     [pairs of all files]. If the qualities are equal, or without `quality`, the first pair is the best pair.

@@ -1,4 +1,4 @@
-"""Reads corpora whose texts are columns: TSV, JSON Lines, Parquet, and folders of the package datasets."""
+"""Reads corpora whose texts are columns: TSV, JSON Lines, Parquet, and folders of the package `datasets`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -175,7 +175,7 @@ def _listed(path: Path, names: Callable[[Any], list[str]]) -> list[str]:
     try:
         return names(parse_json(path.read_bytes()))
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, or is not of the package datasets: {error!r}") from None
+        raise ValueError(f"{path} is damaged, or is not a file of the package `datasets`: {error!r}") from None
 
 
 def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
@@ -183,14 +183,17 @@ def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
     folder = corpus.source
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", lambda facts: list(map(str, facts["splits"])))
-        raise ValueError(f"{folder} has several splits; give one of them: {', '.join(f'{folder}/{n}' for n in splits)}")
+        folders = ", ".join(f"{folder}/{name}" for name in splits)
+        raise ValueError(f"{folder} holds splits, not pairs; give the folder of a split: {folders}")
     if files := sorted(folder.glob("*.parquet")):
         for path in files:
             yield from read_parquet(replace(corpus, source=path))
         return
     state = folder / "state.json"
     if not state.is_file():
-        raise ValueError(f"{folder} is a folder without *.parquet files, and is not a dataset of the package datasets")
+        raise ValueError(
+            f"{folder} is a folder without *.parquet files, and is not a dataset of the package `datasets`"
+        )
     arrow = _arrow()
     for name in _listed(state, lambda facts: [entry["filename"] + "" for entry in facts["_data_files"]]):
         path = folder / name

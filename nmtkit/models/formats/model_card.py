@@ -40,8 +40,9 @@ def model_card(
 ) -> str:
     """Returns the text of README.md for a checkpoint: usage, training and scores.
 
-    `usage` is a Markdown code block that shows how to translate. `program` and `library` are for the Hugging Face
-    Hub: a tag, and the library that reads the model. With `prepared`, the program prepares the text itself.
+    `usage` is a Markdown code block that shows how to translate. `program` is a tag for the
+    Hugging Face Hub, and `library` is the library that reads the model. With `prepared`, the card has no code that
+    prepares the text, because the code of `usage` prepares the text.
     """
     run, config = contents.get("run", {}), contents["config"]
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}

@@ -15,7 +15,7 @@ from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import usable_device
 from nmtkit.scoring.segments import SegmentMetric, TextLines
 
-Texts = tuple[str, ...]  # texts that the network reads together
+Texts = tuple[str, ...]  # the texts of one input, such as a translation and its source
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}  # maximum number of padded tokens of a batch
 MEMORY = 65_536  # maximum number of results that a metric keeps for later calls
 
