@@ -50,7 +50,7 @@ def load(
 ) -> "Model":
     """Returns the model of a checkpoint, or an ensemble of several checkpoints with the same tokenizer.
 
-    The folder of a run stands for its best checkpoint, and "hf:ORG/NAME" for a model of the Hugging Face Hub.
+    The folder of a run selects the best checkpoint of the run. "hf:ORG/NAME" selects a model of the Hugging Face Hub.
 
     >>> model = nmtkit.load("averaged.pt", precision="int8")
 
@@ -110,7 +110,7 @@ class Model:
         pivot: str | None = None,
         **options: Any,
     ) -> Any:
-        """Translates texts. Returns a translation of one text, a list for a list, an iterator for any other iterable.
+        """Translates one text or several. Returns a list for a list, and an iterator for any other iterable of texts.
 
         >>> model.translate("A dog runs.")
         'Ein Hund rennt.'
@@ -401,7 +401,7 @@ def source_ids(
 ) -> list[list[int]]:
     """Returns the ids of each text. An empty text has only eos.
 
-    If the encoder reads a language token, this token is the first id of every other text.
+    If the encoder reads a language token, this token is the first id of each text that is not empty.
 
     Raises ValueError if the language that the encoder reads is missing or unknown.
     """

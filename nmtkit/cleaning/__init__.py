@@ -1,1 +1,1 @@
-"""`nmtkit clean`: filters of pairs, their scores, the decision about the pairs to keep, and the report."""
+"""`nmtkit clean`: filters score sentence pairs, `Decision` keeps or drops each pair, and a report has counts."""

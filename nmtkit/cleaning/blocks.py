@@ -37,7 +37,7 @@ class StoredBlock:
 
 
 def with_rows(blocks: Iterable[StoredBlock]) -> Iterator[tuple[slice, Pairs]]:
-    """Reads the blocks. Yields each block with the indices of its pairs in the whole corpus, which count from 0."""
+    """Reads the blocks. Yields each block, after the indices of its pairs among the pairs of all blocks, from 0."""
     start = 0
     for stored in blocks:
         block = stored.read()
@@ -47,7 +47,7 @@ def with_rows(blocks: Iterable[StoredBlock]) -> Iterator[tuple[slice, Pairs]]:
 
 @dataclass
 class Scored:
-    """The mended text, the scores and the keys of all pairs, in the order of the text."""
+    """The mended text, the scores and the keys of all pairs, in the order of the corpora."""
 
     blocks: list[StoredBlock]
     scores: ScoreMatrix

@@ -59,7 +59,7 @@ def clean(config: CleanConfig, names: Sequence[str], configs: dict[str, Any], sc
 
 
 def inputs_of(config: CleanConfig, names: Sequence[str]) -> tuple[list[Corpus], FilterContext]:
-    """Returns the corpora `names`, which are cleaned, and the context of the filters."""
+    """Returns the corpora to clean, in the order of `names`, and the context of the filters."""
     languages = config.source_lang, config.target_lang
     corpora = [locate(name, *languages, as_columns(config.columns)) for name in names]
     excluded, domain = (tuple(locate(name, *languages) for name in each) for each in (config.exclude, config.domain))
@@ -68,7 +68,7 @@ def inputs_of(config: CleanConfig, names: Sequence[str]) -> tuple[list[Corpus], 
 
 
 def make_filters(configs: dict[str, Any], context: FilterContext) -> dict[str, Filter]:
-    """Returns the filters of `configs`, which are not fitted yet."""
+    """Returns a filter for each config in `configs`. The filters are not fitted yet."""
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
 
 
@@ -148,7 +148,7 @@ PairSample = Sample[tuple[str, str]]
 
 
 def read_blocks(corpora: Sequence[Corpus], sample: PairSample) -> Iterator[tuple[int, Pairs]]:
-    """Yields all blocks of pairs, with the index of their corpus. Adds the pairs to the sample."""
+    """Yields each block of pairs, after the index of its corpus. Adds the pairs of each block to the sample."""
     for index, corpus in enumerate(corpora):
         for part in pairs(corpus, BLOCK):
             sample.add(list(zip(part.sources, part.targets, strict=True)))
@@ -157,7 +157,7 @@ def read_blocks(corpora: Sequence[Corpus], sample: PairSample) -> Iterator[tuple
 
 
 def count_pairs(corpora: Sequence[Corpus]) -> int | None:
-    """Returns the number of pairs if all corpora are text files, or None if counting is not cheap."""
+    """Returns the number of pairs if all corpora are text files. Otherwise returns None, because counting is slow."""
     return None if any(corpus.format for corpus in corpora) else count_lines([corpus.source for corpus in corpora])
 
 
@@ -176,7 +176,7 @@ def fit(filters: dict[str, Filter], sample: PairSample, mends: bool) -> None:
 def score_corpora(
     config: CleanConfig, corpora: Sequence[Corpus], filters: dict[str, Filter], scratch: Path, columns: Sequence[str]
 ) -> Scored:
-    """Mends and scores all pairs. If `config.from_scores` is given, reads the scores `columns` from this file."""
+    """Mends all pairs. Computes their scores, or reads the scores `columns` from the file `config.from_scores`."""
     sample = PairSample(config.sample, config.seed)
     blocks = []
     progress.begin("Reading", "pairs", lambda: count_pairs(corpora))

@@ -15,7 +15,7 @@ DEFAULT_FILTERS = (
 )
 # flag of a file -> the filters that read the file
 FILE_FILTERS = {"--exclude": ("overlap",), "--domain": ("domain",), "--lid-model": ("language", "swapped")}
-MODEL_PROBABILITY = 0.03  # default of --min-probability with models
+MODEL_PROBABILITY = 0.03  # default of --min-probability if models score the pairs
 # Name of a preset -> settings of filters that the preset changes.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
@@ -173,7 +173,7 @@ class CleanConfig(Config):
         repeated = [name for name in self.filters if self.filters.count(name) > 1]
         if repeated:
             raise ValueError(f"--filters repeats {repeated[0]}")
-        has_plugin = not set(self.filters) <= set(DEFAULT_FILTERS)  # plug-ins may read all files
+        has_plugin = not set(self.filters) <= set(DEFAULT_FILTERS)  # filters of plug-ins may read all these files
         for (flag, names), value in zip(FILE_FILTERS.items(), (self.exclude, self.domain, self.lid_model), strict=True):
             if value and not has_plugin and not set(names) & set(self.filters):
                 raise ValueError(f"{flag} does nothing without the filter {' or '.join(names)}; add it to --filters")

@@ -73,7 +73,7 @@ class Decision:
         for report in self.reports:
             report.histogram = np.zeros(max(0, len(report.edges) - 1), np.int64)
         self._overlaps = np.zeros((len(filters), len(filters)), np.int64)
-        # pairs that this run keeps, but that the run of --from-scores dropped before it computed model scores
+        # number of kept pairs without a model score: the run that wrote the file of --from-scores dropped these pairs
         self._unscored = 0
         for start in range(0, count, 1 << 16):
             self._apply(slice(start, start + (1 << 16)))
@@ -157,7 +157,7 @@ class Decision:
         self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: RowNumbers) -> npt.NDArray[np.float32] | None:
-        """Returns a score for each pair in `rows`. Of equal or similar pairs, the pair with the highest score stays.
+        """Returns a score for each pair in `rows`. The best of several equal or similar pairs has the highest score.
 
         The score is the first of `QUALITY` that the run has. Returns None if the run has none of these scores. The
         scores are rounded to hundredths, so that the first of several pairs with nearly equal scores stays.

@@ -27,7 +27,7 @@ from nmtkit.translation.likelihood import likelihoods_of_readable
 from nmtkit.translation.translator import Translator
 
 COMPONENTS = {"architecture": "transformer_tiny", "lr-scheduler": "polynomial"}
-SETTINGS = {  # with post-norm, the models need twice as many updates for the same loss
+SETTINGS = {  # pre-norm, because models with post-norm need twice as many updates for the same loss
     "encoder_layers": 2, "decoder_layers": 2, "d_ff": 512, "dropout": 0.1, "pre_norm": True,
     "lr": 0.004, "warmup_updates": 100, "batch_tokens": 1500, "keep_last": 1, "save_interval": None,
 }  # fmt: skip
@@ -47,7 +47,7 @@ class DualCrossEntropy:
     passes = 2
 
     def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
-        """`languages` are the source and the target language of the pairs, which `codes_of` compares with the models.
+        """`languages` are the source and the target language of the pairs. `codes_of` checks that the models fit them.
 
         Raises ValueError for a language model, a model of the opposite direction, or a model without these languages.
         """

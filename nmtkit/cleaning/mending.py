@@ -12,7 +12,7 @@ from nmtkit.text.normalization import INVISIBLE
 
 MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
 
-# A lead byte of UTF-8 and its next byte, read as Windows-1252 or Latin-1.
+# Two characters that come from a lead byte of UTF-8 and its next byte, decoded as Windows-1252 or Latin-1.
 _MOJIBAKE = re.compile("[\u00c2-\u00f4][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]")
 _ENTITY = re.compile(r"&(?:#[0-9]{2,6}|#[xX][0-9a-fA-F]{2,5}|[a-zA-Z][a-zA-Z0-9]{1,30});")
 _SPACE = re.compile("[ \t\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029]+")
@@ -46,7 +46,7 @@ class Mender:
         if "&" in line:
             line = self._changed("entities", line, _unescaped(line))
             has_spaces = True
-        if not line.isprintable():  # only these lines can match the next two patterns
+        if not line.isprintable():  # a printable line cannot match the next two patterns
             has_spaces = has_spaces or _INVISIBLE_OR_SPACE.search(line) is not None
             line = self._changed("characters", line, INVISIBLE.sub("", line))
         if has_spaces:

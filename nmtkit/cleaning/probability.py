@@ -29,7 +29,10 @@ FEWEST = 100  # minimum number of kept pairs; a smaller sample is not reliable
 
 
 class PairScorer(Protocol):
-    """Scores pairs with models. `unit` is the unit of a score. The progress counts a pair `passes` times."""
+    """Scores pairs with models. `unit` is the unit of a score. The progress counts a pair once for each of the models.
+
+    `passes` is the number of models.
+    """
 
     unit: str
     passes: int
@@ -46,7 +49,7 @@ def late_limits(
 ) -> dict[str, Limits]:
     """Returns the limits of the late scores that the settings need, by the names of the scores.
 
-    `read` has the names of the scores if they are read from a file. Late scores in the file are included even without a
+    If the scores are read from a file, `read` has their names. Late scores in the file are included even without a
     limit, because `clean` needs them to choose the best of several duplicates.
     """
     limits, present = {}, read or ()
@@ -99,7 +102,7 @@ class LateScorer:
 
     `late` comes from `late_limits` and contains PROBABILITY. `score_block` returns the scores of all filters for a
     block. The probability of a pair depends on the score of the models, which `scorer` computes, and on the scores of
-    the filters with `in_probability`. If no filter has `in_probability`, all scores count.
+    the filters with `in_probability`. If no filter has `in_probability`, the scores of all filters count.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class LateScorer:
         return result
 
     def _fit(self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, kept: RowNumbers) -> None:
-        """Finds the best pairs by the scores of the filters. Fits the models and the regression to different pairs."""
+        """Finds the best pairs by the filters. Fits the models and the regression to different parts of these pairs."""
         if len(kept) < FEWEST:
             raise ValueError(
                 f"the filters keep {len(kept)} pairs, but --self-train, --forward, --quality and --min-probability "
@@ -164,7 +167,7 @@ class LateScorer:
         self._fit_probability(by_filters, [sources[row] for row in some], [targets[row] for row in some], None)
         order = np.argsort(-by_filters.score(scores[rows][:, self._used]), kind="stable")
         best = generator.permutation(order[: int(np.ceil(BEST * len(order)))]).tolist()
-        held_out = min(CALIBRATION, len(best) // 4)  # number of best pairs for the regression, not for the models
+        held_out = min(CALIBRATION, len(best) // 4)  # number of best pairs for the regression; models get the rest
         sources, targets = [sources[row] for row in best], [targets[row] for row in best]
         if self._scorer is not None:
             self._scorer.fit(sources[held_out:], targets[held_out:])

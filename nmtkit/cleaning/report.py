@@ -40,7 +40,10 @@ def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
 
 
 def _overlaps(report: CleanReport) -> list[tuple[str, int]]:
-    """Returns "FILTER and FILTER" and the number of sentence pairs that both filters would drop, highest first."""
+    """Returns at most OVERLAPS rows: "FILTER and FILTER", and the number of sentence pairs that both would drop.
+
+    The largest number comes first.
+    """
     names = [item.name for item in report.filters[: len(report.overlaps)]]
     rows = [
         (f"{first} and {second}", int(report.overlaps[i, j]))

@@ -16,7 +16,7 @@ from nmtkit.data.corpora.compression import compressed
 from nmtkit.data.corpora.corpus import format_of
 from nmtkit.data.corpora.lines import line_windows
 
-# index of the corpus from 0, number of the pair in the corpus from 1, and `checksums` of the pair
+# index of the corpus (from 0), number of the pair in the corpus (from 1), CRC-32 of the pair (see `checksums`)
 FIRST_COLUMNS = ("corpus", "line", "checksum")
 
 
@@ -114,7 +114,7 @@ def read_scores(path: Path, names: Sequence[str], checksums: npt.NDArray[np.uint
     if result.size:
         result = np.memmap(scratch, np.float32, "w+", shape=result.shape)
     rows = 0
-    different: list[int] = []  # for each block with different pairs: number of the first such row
+    different: list[int] = []  # first row with a different pair, for each block with such rows
     for block in (_text if check_name(path, "--from-scores") == "tsv" else _table)(path, ["checksum", *names]):
         expected = checksums[rows : rows + len(block)]
         known = block[: len(expected)]

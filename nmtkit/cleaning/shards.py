@@ -5,8 +5,8 @@
     shard-000007.pairs  the mended blocks of a shard, each with its scores and keys (hashes, to find duplicates)
 
 The filters are fitted once, before the shards, on the same sample as without shards. The blocks are also the
-same, so the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
-duplicates, and the report. Pickled files can run code, so do not merge a folder that you do not trust.
+same, so all digits of the scores are the same as without shards. Steps that need all pairs belong to the merge: the
+probability, duplicates, and the report. Pickled files can run code, so do not merge a folder that you do not trust.
 """
 
 import os
@@ -134,7 +134,7 @@ class ShardCleaner:
         counts.update({f"mended: {name}": count for name, count in worker.mended().items()})
 
     def _model_scores(self, scorer: PairScorer, block: Pairs, rows: RowNumbers) -> Scores:
-        """Returns the scores of the models [pairs]. Pairs that are not in `rows`, the kept pairs, have NaN."""
+        """Returns the model scores of a block [pairs]. `rows` are the kept pairs; the other pairs have NaN."""
         result = np.full(len(block), np.nan, np.float32)
         if len(rows):
             sides = ([side[row] for row in rows.tolist()] for side in (block.sources, block.targets))
@@ -154,8 +154,9 @@ def sharded_cleaning(
 ) -> tuple[Plan, Callable[[Sequence[Shard]], ShardResults]]:
     """Returns the plan of the shards of the corpora `names`, and a function that mends and scores shards.
 
-    Reads the plan in `options.output_dir`, or makes the plan. `configs` has the config of each filter. `command` is the
-    command line that makes all shards. The returned function yields each finished shard with its record.
+    Reads the plan in `options.output_dir`, or makes a plan if the folder has none. `configs` has the config of each
+    filter. `command` is the command line that makes all shards. The returned function yields each finished shard with
+    its record.
     """
     assert options.output_dir is not None
     folder, workers = options.output_dir, config.workers or usable_cores()

@@ -66,14 +66,14 @@ class SimilarTexts:
 def bands(similarity: float) -> int:
     """Returns into how many bands the hash values of a text are divided. Fewer bands mean fewer comparisons.
 
-    The index compares two texts if they have a band in which all hash values are equal. The result is the smallest of
-    8, 16, 32 and 64 with which it compares two texts of this similarity with a probability of at least RECALL. If none
-    of these numbers suffices, each hash value is a band.
+    The index compares two texts if they have a band in which all hash values are equal. The result is the smallest
+    number of 8, 16, 32 and 64 that is good enough: the index then compares two texts of this similarity with a
+    probability of at least RECALL. If no number is good enough, each hash value is a band.
     """
     counts = (count for count in (8, 16, 32, 64) if 1 - (1 - similarity ** (HASHES // count)) ** count >= RECALL)
     return next(counts, HASHES)
 
 
 def ngrams(text: str) -> list[str]:
-    """Returns the distinct character 5-grams of a text, or the text if the text is shorter."""
+    """Returns the distinct character 5-grams of a text, or the whole text if it has fewer than 5 characters."""
     return list({text[start : start + NGRAM] for start in range(max(1, len(text) - NGRAM + 1))})

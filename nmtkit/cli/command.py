@@ -197,7 +197,7 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
 
 
 def set_up_logging(meta: dict[str, Any]) -> None:
-    """Sends the `nmtkit` logger to stderr: coloured in a terminal, otherwise plain lines."""
+    """Writes the messages of the logger `nmtkit` to stderr: coloured in a terminal, otherwise as plain lines."""
     level = logging.WARNING if meta.get("quiet") else logging.DEBUG if meta.get("verbose") else logging.INFO
     logger = logging.getLogger("nmtkit")
     logger.setLevel(level)

@@ -26,7 +26,7 @@ SHARED = (
 )  # fmt: skip
 # flags whose rules in `nmtkit score` do not hold in `nmtkit compare`
 OTHER_RULES = ("--src", "--target-lang", "--test", "--samples")
-OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # flags of `score` for --base
+OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # of SHARED; need --sys or --base
 PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")
 METRICS = ("chrf", "bleu")  # chrF sorts the sentences, because BLEU of single sentences is not reliable

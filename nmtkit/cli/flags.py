@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from nmtkit.config import COMMAND_LINE, Access, convert, derive, field_types, flag_of, present, split_settings
 from nmtkit.config.files import check_readable, check_writable, checkpoint_of
 
-# The flag of commands that open a checkpoint or use registered components.
+# The flag --plugin, for commands that open a checkpoint or use registered components.
 plugin_option = click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
 )
@@ -45,9 +45,10 @@ def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_flags(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns `config`, a preset or a config class, with the settings that the user typed as its flags.
+    """Returns a config that has the settings that the user typed as flags, and all other settings of `config`.
 
-    `settings` are all parameters of the running command. Raises ValueError for a value outside its limits.
+    `config` is a preset or a config class. `settings` are all parameters of the running command. Raises ValueError for
+    a value outside its limits.
     """
     kind = config if isinstance(config, type) else type(config)
     return derive(config, split_settings(on_command_line(settings), kind)[0], COMMAND_LINE)

@@ -82,7 +82,8 @@ def source_files(config: GenerateConfig, search: SearchOptions, checkpoint: Path
 
 
 def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
-    """Raises ValueError for a file that is not text, for a compressed catalogue, and if --columns does nothing.
+    """Raises ValueError for a file that is not text, for a compressed document (such as PO), and for --columns with a
+    file without columns.
 
     Without --input-format, warns of files that look like documents.
     """
@@ -90,7 +91,8 @@ def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
     for path in files:
         if config.both_columns is not None and corpus_format(path) is None:
             raise ValueError(f"--columns does nothing for {path}, which is not .tsv, .jsonl or .parquet")
-        if format is None and corpus_format(path) in FORMATS:  # as a corpus, only its translated entries would be read
+        # without this error, the file would be read as a corpus, and a corpus has only the translated entries
+        if format is None and corpus_format(path) in FORMATS:
             raise ValueError(
                 f"{path} is a compressed document; decompress it, or add --input-format text for its lines"
             )
@@ -199,7 +201,11 @@ def generate(job: GenerateJob) -> None:
 
 
 def is_dialogue(job: GenerateJob) -> bool:
-    """Returns whether a person seems to type the lines: at a terminal, or into a pipe with output to a terminal."""
+    """Returns whether a person seems to type the lines.
+
+    This is true if stdin is a terminal. This is also true if stdin is a pipe (or a file that is too large to count its
+    lines) and stdout is a terminal.
+    """
     if job.data is not None or job.document is not None or job.files or sys.stdin is None:
         return False
     return sys.stdin.isatty() or (sys.stdout.isatty() and count_lines_ahead(standard_input()) is None)
@@ -390,7 +396,10 @@ class Generation:
         return with_fields(requests, self.config.line_files)
 
     def decodes(self, pipeline: "Pipeline") -> bool:
-        """Starts the decoder of the workers or ranks. Ranks other than 0 decode for rank 0 and then return False."""
+        """Starts the decoder of the workers or ranks, and returns True.
+
+        Ranks other than 0 decode for rank 0, and then return False.
+        """
         from nmtkit.translation.parallel import distribute
 
         self.decoder = self.workers(self.translator, pipeline) or self.stack.enter_context(

@@ -98,12 +98,15 @@ def write_short_page(
 
 
 def name_of(flag: str) -> str:
-    """Returns the long name in the left column of a help page: "--arch" of "--arch NAME"."""
+    """Returns the long name of a flag from the left column of a help page, such as "--arch" from "--arch NAME"."""
     return next(word.rstrip(",") for word in flag.split() if word.startswith("--"))
 
 
 def cut(names: Sequence[str], width: int) -> str:
-    """Returns the first names that fit into `width` columns, and the number of names that do not fit."""
+    """Returns the first names that fit into `width` columns, and the number of names that do not fit.
+
+    If not even the first name fits, returns only the number of names.
+    """
     for count in range(len(names), 0, -1):
         more = f", … ({len(names) - count} more)" if count < len(names) else ""
         if len(text := ", ".join(names[:count]) + more) <= width:

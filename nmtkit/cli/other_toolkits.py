@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
-Rows = dict[str, dict[str, str]]  # other toolkit -> name there -> rest of the message
+Rows = dict[str, dict[str, str]]  # toolkit -> name of a command or flag in this toolkit -> rest of the message
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 COMMANDS: Rows = _TABLES["commands"]

@@ -169,7 +169,7 @@ def command(path: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
         words += ["--estimate", ",".join(config.estimate)] if config.estimate else []
         words += ["--format", "jsonl"] if config.format == "jsonl" else []
         words += [word for each in plugins for word in ("--plugin", each)]
-        reads_target = config.backward is not None or config.lm is not None  # without models, only --tune needs it
+        reads_target = config.backward is not None or config.lm is not None  # else only --tune needs --target-lang
         codes = {"--source-lang": config.source_lang, "--target-lang": config.target_lang if reads_target else None}
         words += [word for flag, code in codes.items() if code for word in (flag, code)]
         words += [word for flag in known for word in (f"--weight-{flag}", f"{getattr(weights, flag):g}")]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nmtkit.scoring.report import ScoreReport
     from nmtkit.scoring.texts import PublishedSelection, ScoredTexts
 
-CORPUS = "a corpus as --ref or --src"  # its sides are chosen by language
+CORPUS = "a corpus as --ref or --src"  # a condition of the rules below; the languages choose the side of the corpus
 SCORE_RULES = (
     FlagRule("--data", excludes=("--ref",), reason="both provide references"),
     FlagRule(
@@ -327,7 +327,10 @@ def check_one_direction(texts: "ScoredTexts") -> None:
 
 
 def score_likelihoods(path: Path, config: ScoreConfig) -> None:
-    """Prints the perplexity of each file of --sys, or of standard input, under the model of a checkpoint."""
+    """Prints the perplexity of each file of --sys, or of standard input, under the model of a checkpoint.
+
+    With --sentence-level, prints a line of scores for each sentence instead.
+    """
     from nmtkit.translation import likelihood
 
     stream = None if config.sys else standard_input()

@@ -31,9 +31,10 @@ def this_command() -> str:
 
 
 def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]], ShardResults]) -> None:
-    """Calls `run` to make the unfinished shards of --shard I/N, by default all, and shows the progress.
+    """Calls `run` to make the unfinished shards of the part --shard I/N, and shows the progress.
 
-    Prints how to continue after a stop, and how to join the shards. Raises SystemExit if a signal stops the job.
+    Without --shard, all unfinished shards are made. Prints how to continue after a stop, and how to join the shards.
+    Raises SystemExit if a signal stops the job.
     """
     part, parts = part_of(options.shard)
     unfinished = plan.unfinished(part, parts)

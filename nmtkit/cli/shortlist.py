@@ -33,7 +33,7 @@ class ShortlistConfig(Config):
         f"number of most frequent target pieces, which are in the list of every sentence; default: {DEFAULT}",
         min=0, max=10_000_000,
     )  # fmt: skip
-    subset: str = option("valid", "subset of DATA, whose references measure the coverage of the list", metavar="NAME")
+    subset: str = option("valid", "subset of DATA; its references measure the coverage of the lists", metavar="NAME")
     lexicon: Path | None = option(
         None,
         "read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one",
@@ -60,8 +60,8 @@ class ShortlistConfig(Config):
 @click.argument("data", required=False, type=INPUT)
 def command(data: Path | None, **settings: Any) -> None:
     """Learn a list of likely target pieces for each source piece from the training pairs of DATA, and add the lists to
-    a checkpoint. With --shortlist, the commands generate and serve search only the pieces in the lists, which is faster
-    on a CPU.
+    a checkpoint. With --shortlist, `nmtkit generate` and `nmtkit serve` search only the pieces in the lists, which is
+    faster on a CPU.
 
     \b
     nmtkit shortlist data-bin --path averaged.pt

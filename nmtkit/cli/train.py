@@ -146,7 +146,10 @@ class TrainCommand(ComponentCommand):
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with more components.")
 @click.option("--dry-run", is_flag=True, help="Estimate memory and time of the run; do not train.")
 @click.option(
-    "--dry-run-updates", type=click.IntRange(1, 1_000_000), metavar="N", help="With --dry-run, make and time N updates."
+    "--dry-run-updates",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="With --dry-run, run N updates and measure their time.",
 )
 @click.option(
     "--vocab-size",
@@ -167,7 +170,7 @@ def command(
     """Train a model on a binarized dataset. To resume an interrupted run, repeat the command.
 
     The folder --save-dir receives the checkpoints, a page with curves and translations (report.html) and the log as
-    JSON lines (log.jsonl). This page shows the flags of the default components. To see the flags of other components,
+    JSON lines (log.jsonl). This help lists the flags of the default components. To see the flags of other components,
     choose the components and add --help.
 
     \b

@@ -22,7 +22,7 @@ from nmtkit.config.files import checkpoint_of, located_in, portable_name, tidy
 
 T = TypeVar("T")
 
-# the use of a path by a command; "start": a run reads the path at its start and not when it resumes
+# how a command uses a path; "start": a run reads the path when it starts, but not when it resumes
 Access = Literal["read", "start", "write"]
 LARGEST = 10**12  # limit for fields that declare no limit; products of larger numbers can overflow 64 bits
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
@@ -31,7 +31,7 @@ LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "max": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-COMMAND_LINE = "the command line"  # `origin` of settings that are given as flags
+COMMAND_LINE = "the command line"  # the `origin` (see `derive`) of settings that are given as flags
 MOST_NAMES = 40  # largest number of known names in an error message about an unknown name
 
 
@@ -61,13 +61,14 @@ def option(
     allowed. `help` states the unit. `flag` replaces the name of the flag ("-s/--source-lang"), and `metavar` replaces
     the name of its value on the help page. `section` starts a new heading on the help page. A `repeatable` flag adds
     one item to a tuple each time, and the item may contain commas. A field with choices has the type
-    `Literal["a", "b"]`. The path of a `checkpoint` may be the folder of a run (`checkpoint_of` in files.py). `access`
-    says whether a command reads or writes the path. The command checks the path before it loads anything.
+    `Literal["a", "b"]`. If `checkpoint` is true, the field is the path of a checkpoint, and the user may also give the
+    folder of a run (see `checkpoint_of` in files.py). `access` says whether a command reads or writes the path. The
+    command checks the path before it loads anything.
 
     `finetuning` is for fields of architectures. It says if --finetune-from accepts a value that differs from the
-    checkpoint. "free": the field does not change the output of a trained model, or only through the shapes of its
-    parameters. "adapts": the output changes, but training adapts the model, so a warning is enough. "refused": a model
-    with another value is a different function.
+    checkpoint. "free": the field does not change the output of a trained model, or changes the output only through the
+    shapes of the parameters. "adapts": the output changes, but training adapts the model, so a warning is enough.
+    "refused": a model with another value is a different function.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
@@ -88,7 +89,7 @@ class Config:
 
 
 def check_limits(config: Any) -> None:
-    """Raises ValueError for the first field outside its limits, with the flag, the value and the limits."""
+    """Raises ValueError for the first field outside its limits. The message has the flag, the value and the limits."""
     kind: Any = type(config)
     for field, limits in _limits(kind):
         value = getattr(config, field.name)
@@ -136,7 +137,7 @@ def _field_types(cls: Any) -> Mapping[str, Any]:
 
 
 def check_no_collisions(configs: Mapping[str, Any]) -> None:
-    """Raises ValueError if two configs declare the same field. The message names the titles, the keys of `configs`."""
+    """Raises ValueError if two configs declare the same field. The message names both configs by their keys."""
     owner: dict[str, str] = {}  # field -> title
     for title, config in configs.items():
         for field in dataclasses.fields(config):
@@ -149,8 +150,8 @@ def check_no_collisions(configs: Mapping[str, Any]) -> None:
 class FlagRule:
     """A rule for a flag: `flag` needs one of `needs`, and cannot be combined with any of `excludes`.
 
-    Each of these strings is a flag as users type it, with a value if the value matters ("--format jsonl"), or a fact
-    about the command ("several --sys").
+    `flag` and the items of `needs` and `excludes` are flags as users type them, with a value if the value matters
+    ("--format jsonl"), or facts about the command ("several --sys").
     """
 
     flag: str

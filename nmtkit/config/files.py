@@ -24,7 +24,7 @@ REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder
 REASONS |= {errno.ENOTDIR: "a part of the path is a file, not a folder", errno.EACCES: "permission denied"}
 RUN_CHECKPOINTS = ("best.pt", "last.pt")  # checkpoints in the folder of a run, the preferred one first
 HUB_PREFIX = "hf:"  # begins the name of a model on the Hugging Face Hub: hf:ORG/NAME, hf:ORG/NAME@REVISION
-HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens these models; imported at first use, because it imports torch
+HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens models of the Hub; imported when used, because it loads torch
 MODEL_FOLDER = "models"  # folder of the cache; each model of the Hub has a folder ORG--NAME/COMMIT-VERSION in it
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -264,7 +264,10 @@ def new_folder(destination: Path) -> Iterator[Path]:
 
 
 def disk_full(error: BaseException) -> str | None:
-    """Returns the reason if `error` reports a full disk, or None. Rust libraries report it only in the error text."""
+    """Returns the reason if `error` reports a full disk, or None.
+
+    Errors of Rust libraries have the error number of the operating system only in their text.
+    """
     numbers = (number for number in DISK_FULL if f"(os error {number})" in str(error))
     number = error.errno if isinstance(error, OSError) and error.errno in DISK_FULL else next(numbers, None)
     return None if number is None else os.strerror(number)

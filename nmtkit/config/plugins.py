@@ -20,7 +20,7 @@ log = logging.getLogger("nmtkit")
 PACKAGE = str(Path(__file__).parents[1]) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
-_roots: list[str] = []  # files of plug-ins; folders, with a final slash, of plug-ins that are packages
+_roots: list[str] = []  # paths of plug-ins: the file, or, for a package, the folder with a final slash
 _names: list[str] = []  # names that `load_plugin` has loaded
 _digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
 
@@ -134,7 +134,7 @@ def plugins_for(entry: RegistryEntry[Any], plugins: Sequence[str]) -> list[str]:
 
 
 def source_digests(names: Sequence[str]) -> dict[str, str]:
-    """Returns a digest of the source of each loaded plug-in, by name. The name of a file does not contain its folder.
+    """Returns a digest of the source of each loaded plug-in, by name. A file is named without its folder.
 
     If several files have the same name, their digests are one text. A digest describes the source at the time of the
     import. If the plug-in is a package, the digest covers all .py files of the package. The digest does not cover other
@@ -173,8 +173,8 @@ def plugin_message(error: BaseException) -> str | None:
     """Returns a message with file, line and code if the code of a plug-in caused `error`, otherwise None.
 
     The plug-in caused the error if the traceback has a frame of the plug-in, or if a file of the plug-in has a syntax
-    error. One case is different: if the plug-in calls nmtkit, and this call raises a ValueError, OSError or
-    ImportError, the result is None, unless the plug-in is being imported.
+    error. There is one exception: if the plug-in calls nmtkit, and this call raises a ValueError, OSError or
+    ImportError, the result is None. This exception does not apply while the plug-in is being imported.
     """
     if isinstance(error, PluginError):
         return str(error)

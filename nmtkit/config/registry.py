@@ -42,8 +42,8 @@ class Registry(Generic[T]):
 
         A new definition with the same qualified name in the same file or module replaces the old factory. This happens
         if a notebook cell runs again, or if a script imports a plug-in that is also loaded by its path. Raises
-        ValueError if the name is taken by another factory, or already by this factory. Raises TypeError if the preset
-        is not a dataclass of `option` fields.
+        ValueError if a different definition has the name, or if the same factory is registered twice under the name.
+        Raises TypeError if the preset is not a dataclass of `option` fields.
         """
         cls = type(preset)
         if not dataclasses.is_dataclass(cls):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def numeric(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[bool]:
-    """Returns for each column whether all its texts begin with a number."""
+    """Returns for each column whether all nonempty texts begin with a number, which may follow a sign, < or a space."""
     columns = ([line[column].lstrip("+-< ") for line in lines if line[column]] for column in range(len(header)))
     return [all(text[:1].isdigit() for text in column) for column in columns]
 

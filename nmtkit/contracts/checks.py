@@ -65,7 +65,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The message of a failed check. Errors other than ContractError also show the type or the plug-in line."""
+        """The message of a failed check, with the type or the plug-in line of errors other than ContractError."""
         if self.error is None:
             return ""
         if isinstance(self.error, ContractError):

@@ -22,7 +22,7 @@ def build(subject: Subject[Transform]) -> Transform:
 
 
 def pairs_for(transform: Transform, vocabulary: Tokenizer | None) -> list[tuple[Side, Side]]:
-    """Returns pairs of the type that the transform takes. One pair has no source words, and one has no target words."""
+    """Returns pairs of the type that the transform takes. One pair lacks source words, another lacks target words."""
     tokenizer, pairs = dataset(vocabulary).tokenizer, batch(*PAIRS, tokenizer=vocabulary)
     sources = [ids[:-1].numpy() for ids in pairs.source.split()]
     targets = [ids[1:].numpy() for ids in pairs.target_input.split()]

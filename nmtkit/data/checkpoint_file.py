@@ -14,12 +14,13 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     scores        scores of the validation after this update, if any: name ("loss", "bleu", …) -> value
     signatures    signatures of these scores, for metrics that have a signature: name -> text
     maximized     names of the scores for which higher is better
-    scheduled     true if the checkpoint was saved at an interval of epochs or updates, or, in a run without such
-                  intervals, at an interval of minutes or at the request of a callback; otherwise false
+    scheduled     true if the checkpoint was saved at an interval of epochs or updates; in a run without such
+                  intervals, also true if it was saved at an interval of minutes or at the request of a callback
     run           facts about the run in plain types (training/run_facts.py)
     averaged      names of the averaged files, only in averaged checkpoints
     adapters      facts about low-rank adapters, if `model` holds only adapters: "base", the path of the adapted
-                  checkpoint; "fingerprint" of its model; "rank", "alpha" and "layers", the values of --adapter-…
+                  checkpoint; "fingerprint", the fingerprint of the adapted model; "rank", "alpha" and "layers", the
+                  values of --adapter-…
     shortlist     target pieces of each source piece for --shortlist, if any: three tensors
                   (translation/search/shortlist.py)
     origin        facts about an imported model, if any: "languages", and for a model of the Hugging Face Hub
@@ -42,7 +43,7 @@ from torch import Tensor
 from nmtkit.config.files import RUN_CHECKPOINTS, atomic_write
 
 FORMAT = 2
-OTHERS = "For a model of another toolkit, nmtkit import makes a checkpoint"  # the end of errors about wrong files
+OTHERS = "For a model of another toolkit, nmtkit import makes a checkpoint"  # end of messages about wrong files
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}
 
 Checkpoint = dict[str, Any]

@@ -29,7 +29,8 @@ REPOSITORY = re.compile(r"(?=.{1,96}$)(\w[\w.-]*/)?\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_SECONDS = 30.0  # timeout of a request for facts about a repository
 HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
-INCOMPLETE = re.compile(r"missing \((.+?)\)\. ")  # files that the client names if a cached copy is incomplete
+# finds the names of the missing files in the error of the client about an incomplete cached copy
+INCOMPLETE = re.compile(r"missing \((.+?)\)\. ")
 
 log = logging.getLogger("nmtkit")
 
@@ -66,7 +67,7 @@ class _Repository:
 def listing(repository: str, *, kind: Kind, revision: str | None = None) -> Listing:
     """Returns the files of a repository at a branch, a tag or a commit; None is the main branch.
 
-    Raises HubUnreachableError, ValueError for a wrong name or revision or missing rights, and ImportError without
+    Raises HubUnreachableError, ValueError for a wrong name, a wrong revision or missing rights, and ImportError without
     nmtkit[hub].
     """
     options = {"revision": revision, "files_metadata": True, "timeout": TIMEOUT_SECONDS}
@@ -229,7 +230,10 @@ def _check(path: Path, expected: str, repository: _Repository) -> None:
 
 @contextmanager
 def _explaining(repository: _Repository, *, writes: bool = False) -> Iterator[None]:
-    """Turns errors of the client into ValueError, for mistakes of the user, or OSError. Messages have one line."""
+    """Turns an error of the client into a ValueError if the user made a mistake, otherwise into an OSError.
+
+    The message has one line.
+    """
     check_name(repository.name)
     try:
         with warnings.catch_warnings():

@@ -26,7 +26,7 @@ class Layout:
     fixed shape, `max_length` is an upper bound.
     """
 
-    lengths: Tensor  # B, int64; every sentence has at least one token (eos)
+    lengths: Tensor  # [B], int64; every sentence has at least one token (eos)
     max_length: int
     tokens: int
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
@@ -61,12 +61,12 @@ class Layout:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Index of the first token of each sentence, and T at the end, for variable-length attention: B+1, int32."""
+        """Index of the first token of each sentence, then T, for variable-length attention: [B + 1], int32."""
         return self.derived("cu_seqlens", lambda: F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32))
 
     @property
     def segment_ids(self) -> Tensor:
-        """Index of the sentence of each token: T, int64."""
+        """Index of the sentence of each token: [T], int64."""
 
         def compute() -> Tensor:
             index = torch.arange(self.sentences, device=self.lengths.device)
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def position_ids(self) -> Tensor:
-        """Position of each token in its sentence, from 0: T, int64."""
+        """Position of each token in its sentence, counted from 0: [T], int64."""
 
         def compute() -> Tensor:
             index = torch.arange(self.tokens, device=self.lengths.device)
@@ -106,7 +106,7 @@ class Layout:
 
     @property
     def unpad_indices(self) -> Tensor:
-        """Index of each token in a padded tensor [B, L] that is flattened to [B * L]: T, int64."""
+        """Index of each token in a padded tensor [B, L] that is flattened to [B * L]: [T], int64."""
         return self.derived("unpad_indices", lambda: self.segment_ids * self.max_length + self.position_ids)
 
     @property
@@ -180,7 +180,7 @@ class Batch:
     target_input: Packed
     target_output: Tensor
     target_tokens: int
-    pairs: Tensor  # B, int64, on the CPU
+    pairs: Tensor  # [B], int64, on the CPU
     # word alignments [links, 3], int64: index of the sentence, source position and target position, from 0
     alignments: Tensor | None = None
 

@@ -283,7 +283,7 @@ def nearest_translations(sources: Sequence[str], known: Sequence[tuple[str, str]
     The similarity of two sentences is the F1 score of their common words and word bigrams. If several sources are
     equally similar, the first source is chosen.
     """
-    postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> (sentence, count), …
+    postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> [(index, count), …]
     known_grams = [_grams(source) for source, _ in known]
     for index, grams in enumerate(known_grams):
         for gram, count in grams.items():

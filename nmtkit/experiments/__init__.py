@@ -1,1 +1,1 @@
-"""Several runs, or a run from outside: sweep, comparison, estimate, inspection."""
+"""Tools around training runs: sweep of runs, comparison of runs, estimate of costs, inspection of files."""

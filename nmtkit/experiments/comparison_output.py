@@ -260,7 +260,7 @@ def write_figure_file(path: Path, drawing: Any, **options: Any) -> None:
 def write_page(
     path: Path, runs: Sequence[RunSummary], rows: Sequence[RunSummary], differences: Mapping[str, object] | None = None
 ) -> None:
-    """Writes an HTML page: scores, a curve for each run, and the settings that differ. Raises OSError.
+    """Writes an HTML page: scores, charts with a curve for each run, and the settings that differ. Raises OSError.
 
     The tables have `rows`, which may be means of `runs`. The table of `differences` to a base is the first table; see
     `differences_output.for_page`.

@@ -35,7 +35,7 @@ class RowComparison:
 
     rows: Sequence[SweepRow]
     left_out: Mapping[str, str]
-    made_by: str  # model and search of the translations
+    made_by: str  # description of the model and the search that made the translations
     sentences: int
     device: str  # "core" or "GPU", the unit of `device_minutes`
 

@@ -1,4 +1,4 @@
-"""Chooses the random settings of a sweep with Optuna: scores of earlier runs guide later runs, and bad runs end early.
+"""Chooses the random settings of a sweep with Optuna. Scores of earlier runs guide later runs, and bad runs end early.
 
 The study is a file in the sweep's folder. The same command continues the study, and several machines can share it.
 """
@@ -19,7 +19,7 @@ from nmtkit.training.metrics import objective
 log = logging.getLogger("nmtkit")
 
 NAME = "optuna.log"
-# trains a run until the second argument returns False; the result is the reason of a failure, or None
+# a function that trains a run until its second argument returns False, and returns the reason of a failure, or None
 TrainRun = Callable[[SweepRun, Callable[[], bool]], str | None]
 
 

@@ -3,8 +3,8 @@
 import shlex
 from pathlib import Path
 
-# The rows of the table in docs/settings.md, each for training sets below a number of pairs. Larger sets start from the
-# default settings.
+# Each entry of RECIPES is a row of the table in docs/settings.md. The settings of an entry are for training sets with
+# fewer pairs than the number in the entry. Larger sets start from the default settings.
 TINY, SMALL = "--arch transformer_tiny --dropout 0.3", "--arch transformer_iwslt_de_en --dropout 0.3"
 MUON = "--pre-norm --positions rotary --optimizer muon --lr-scheduler cosine"  # see examples/ablation
 RECIPES = (

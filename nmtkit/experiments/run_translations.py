@@ -34,7 +34,7 @@ class RunTranslations:
     target_lang: str | None
     made_by: str = ""
     flop: float | None = None  # estimated cost of the training, if a sweep has recorded it
-    by_sweep: bool = False  # whether a sweep has made the translations; otherwise, they are of the last validation
+    by_sweep: bool = False  # whether a sweep has made the translations; if not, the last validation has made them
 
 
 def settings_of(average: int | None, generate: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:

@@ -205,9 +205,10 @@ class Sweep:
         return ["nmtkit", "train", *data, "--config", str(self.file), *flags, *folder, *extra]
 
     def translation_commands(self, run: SweepRun) -> list[list[str]]:
-        """Returns the commands that average the checkpoints of a finished run and translate; none without `generate`.
+        """Returns the commands that average the checkpoints of a finished run and translate.
 
-        Raises ValueError if the run keeps fewer checkpoints than the average needs.
+        Without `generate`, returns no commands. Raises ValueError if the run keeps fewer checkpoints than the average
+        needs.
         """
         if self.generate is None:
             return []
@@ -234,7 +235,7 @@ class Sweep:
 
 
 def kinds_by_setting() -> dict[str, str]:
-    """Maps settings that choose a component to kinds of components: "arch" and "architecture" to "architecture"."""
+    """Returns the kind of each setting that chooses a component: "architecture" for "arch" and for "architecture"."""
     return {name.replace("-", "_"): kind for kind, entries in REGISTRIES.items() for name in (entries.flag[2:], kind)}
 
 
@@ -249,7 +250,7 @@ def _flag(name: str, job: JobConfig) -> list[str]:
 
 
 def _in_name(value: Any) -> str:
-    """Returns the text of a value in the name of a folder: on, 0.1, or the last part of a path."""
+    """Returns a value as text for the name of a folder, such as "on", "0.1", or the last part of a path."""
     if isinstance(value, list):
         return "-".join(_in_name(item) for item in value) or "none"
     if isinstance(value, bool):

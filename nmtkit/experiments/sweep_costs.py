@@ -8,7 +8,7 @@ from nmtkit.experiments.comparison import row_name
 from nmtkit.experiments.estimate import NAMED_GPU, NAMED_GPU_FLOPS, TYPICAL_SHARE
 from nmtkit.experiments.sweep import Sweep, SweepRun
 
-GPUS = 8  # GPUs of a usual machine
+GPUS = 8  # number of GPUs of a usual machine
 
 
 @dataclass(frozen=True, kw_only=True)

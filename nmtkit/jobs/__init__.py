@@ -1,1 +1,1 @@
-"""One scheduler of workers over processes and ranks; shards, file locks, threads, machine code, progress."""
+"""Runs the work of commands in threads, processes and ranks, divides work into shards, and counts its progress."""

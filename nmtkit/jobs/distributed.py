@@ -300,7 +300,7 @@ class Watchdog:
         self.store = store
         self.timeout = timeout
         self.parent = os.getppid()
-        # rank -> its message, whether its progress is the least, time when both were first seen together
+        # rank -> (its last message, whether its progress is the least, time since which both are unchanged)
         self.states: dict[int, tuple[bytes, bool, float]] = {}
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)

@@ -26,7 +26,7 @@ TRIES = 10  # attempts to lock within one second; the first may fail, because `h
 
 
 def lock(file: IO[Any] | int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Locks an open file or folder until it is closed, or until the process ends.
+    """Locks an open file or folder until `file` is closed, or until the process ends.
 
     Returns False if another process has the lock and `wait` is false. Raises OSError if the file system has no locks.
     Without `fcntl`, does nothing and returns True.

@@ -85,7 +85,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_closed() -> bool:
-    """Returns whether the folder has a list of its files. No file must be added after the list is written."""
+    """Returns whether the folder has a list of its files. Files must not be added after the list is written."""
     return (folder() / COMPLETE).exists()
 
 

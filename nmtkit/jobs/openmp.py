@@ -52,7 +52,7 @@ def watch_load(team: "IdleThreads") -> None:
         before = now
         threads = torch.get_num_threads()
         if threads > 1 and load > len(cores) - threads + TOLERATED_LOAD:
-            # libgomp does not count the first thread of this team, so it counts one thread more than there are cores
+            # libgomp counts all threads except the first thread of this team: one thread more than there are cores
             team.start(len(cores) - threads + 2)
         else:
             team.stop()

@@ -1,7 +1,7 @@
 """Worker processes of this machine: messages over socket pairs, and the start and end of the processes.
 
-Messages are pickles, because both ends run this program for the same user. Text of clients of `nmtkit serve` is inside
-these messages as `str`; nothing that a client sends is unpickled.
+Messages are pickles, because both ends run this program for the same user. Messages of `nmtkit serve` contain the texts
+of clients as `str`; nothing that a client sends is unpickled.
 
 If the system can fork, the workers are forked from this process. A fork takes 10 ms and shares all memory, such as
 weights and plug-ins. A spawned worker imports its modules again (0.3 s of a core for `clean`, 2 s with torch) and loads
@@ -26,7 +26,7 @@ from nmtkit.jobs.scheduler import RemoteWorker, execute_tasks
 # the signals that ask a process to stop; schedulers of clusters send SIGUSR1, which Windows does not have
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 LENGTH = struct.Struct("!Q")  # number of bytes of a message, sent before the message
-WORKER = "worker process"  # begins the names of worker processes
+WORKER = "worker process"  # beginning of the names of worker processes
 CHUNK = 1 << 18  # maximum bytes of one call of `send` or `recv`
 
 
@@ -39,7 +39,7 @@ def is_first() -> bool:
 def restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
     """Installs the signal handlers that calls of `signal.signal` have returned.
 
-    Python cannot install a handler that a program in C has installed (None). The default handler takes its place.
+    Python cannot install a handler that a program in C has installed (None), so the default handler is installed.
     """
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -49,7 +49,7 @@ class SocketChannel:
     """A channel over a socket.
 
     A scheduler must not wait for a busy worker: with `buffers`, `send` keeps the bytes that the socket does not take at
-    once, and `flush` sends them later. A worker has no `buffers`, and waits until the scheduler reads.
+    once, and `flush` sends them later. In a worker, without `buffers`, `send` waits until the scheduler reads.
     """
 
     def __init__(self, connection: socket.socket, buffers: bool) -> None:
@@ -119,8 +119,8 @@ class Processes:
             name = f"{WORKER} {number}"
             ours, theirs = socket.socketpair()
             if forks:
-                # A forked worker closes its copies of the parent's ends, which would keep the connections open after
-                # the parent has ended.
+                # A forked worker has copies of the parent's ends of the connections. The worker closes the copies,
+                # because they would keep the connections open after the parent has ended.
                 copies = [ours, *(worker.channel.connection for worker in self.workers)]
                 process = context.Process(target=_run, name=name, args=(theirs, factory, copies), daemon=True)
             else:

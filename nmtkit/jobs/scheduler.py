@@ -68,7 +68,7 @@ class Scheduler:
     def dispatch(self, next_task: Callable[[Any], tuple[Any, Any] | None]) -> None:
         """Sends tasks to the workers with the fewest tasks, until `next_task` has no task for any worker.
 
-        `next_task` takes a worker. It returns None, or two forms of a task: one to keep in the scheduler, one to send.
+        `next_task` takes a worker. It returns None, or a task in two forms: the first is kept, the second is sent.
         """
         willing = list(self.workers)
         while willing:

@@ -1,7 +1,7 @@
 """The plan of a job in shards, and the merge of its outputs.
 
 A shard is a range of whole lines of one text file, or of several parallel text files. A command may also divide
-its input into other units, such as pairs: `lines` is then the number of pairs.
+its input into other units, such as pairs: `Shard.lines` is then the number of pairs.
 
     plan.json          the fingerprint of the job, facts about its files, the borders of the shards
     input.txt          the lines of the input, if the input is not a single uncompressed text file

@@ -88,7 +88,7 @@ class RayCluster:
         """Processes shards in actors. Yields each finished shard with its record.
 
         Raises the errors of workers. Raises ValueError if the first actors do not start. Raises ChildProcessError if
-        ATTEMPTS actors die at the same shard, or if all actors have died and no new actor starts.
+        ATTEMPTS actors die while working on the same shard, or if all actors have died and no new actor starts.
         """
         ray = self._ray
         died = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, ray.exceptions.NodeDiedError)

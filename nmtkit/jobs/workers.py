@@ -16,11 +16,11 @@ CHECK_SECONDS = 1.0  # time between two checks for hanging workers
 
 
 class Workers:
-    """A context manager with `count` workers. Each has an object made by `factory`. A single worker is this process.
+    """A context manager with `count` workers. `factory` makes each worker's object. A single worker is this process.
 
     Create several workers before this process starts other threads. Without fork, `factory` must be picklable. A worker
     has up to `tasks_ahead` tasks at the same time; 1 distributes long tasks most evenly. A worker that sends no result
-    for `timeout` seconds is stopped. With `transport`, its workers are used; `factory` is then None.
+    for `timeout` seconds is stopped. A given `transport` provides the workers; `factory` is then None.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Workers:
         while True:
             start = time.monotonic()
             self.transport.wait(CHECK_SECONDS if wait else 0.0)
-            waited = min(time.monotonic() - start, CHECK_SECONDS)  # longer means that this process was suspended
+            waited = min(time.monotonic() - start, CHECK_SECONDS)  # a longer time means that this process was suspended
             for worker in self.scheduler.workers:
                 worker.quiet += waited
             answers = [(worker, *answer) for worker in list(self.scheduler.workers) for answer in self._answers(worker)]

@@ -53,9 +53,9 @@ def line_chart(
 
 
 def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
-    """Returns a bar chart. `counts[i]` is the number of cases with the value i, in `unit`. `note` is the caption.
+    """Returns a bar chart. `counts[i]` is the number of cases with the value i. `unit` is the unit of i.
 
-    The axis ends at the last value whose count is not 0.
+    `note` is the caption. The axis ends at the last value whose count is not 0.
     """
     longest = max((index for index, count in enumerate(counts) if count), default=1)
     low, high, ticks = _scale(0, max(1, *counts), False)
@@ -77,9 +77,10 @@ def histogram(
     unit: str,
     counted: str = "pairs",
 ) -> str:
-    """Returns a chart of counts between `edges`, with a logarithmic axis and a line at each of the `limits`.
+    """Returns a histogram. `counts[i]` is the number of cases between `edges[i]` and `edges[i + 1]`.
 
-    `unit` is the unit of the edges, and `counted` names the counted cases.
+    The axis of the counts is logarithmic. The chart has a line at each of the `limits`. `unit` is the unit of the
+    edges, and `counted` names the cases.
     """
     high = math.log10(max(1, *counts) + 1)
     first, last = edges[0], edges[-1]

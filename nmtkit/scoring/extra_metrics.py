@@ -34,12 +34,11 @@ def split_compounds(tokenized: str) -> str:
 class TokenizedBLEU(BLEU):
     """The English-German BLEU in papers from 2016 to 2019. The scores are not comparable with sacreBLEU's BLEU.
 
-    The Moses tokenizer splits translations and references, and every hyphen between two other characters becomes a
-    separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing, as in
-    multi-bleu.perl of Moses. This is the recipe of get_ende_bleu.sh in tensor2tensor, the code of "Attention Is All You
-    Need".
-    Split compounds add tokens that are easy to match, so the score is higher than the sacreBLEU score of the same
-    translations.
+    The Moses tokenizer splits translations and references, and every hyphen between two characters that are not
+    spaces becomes a separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing,
+    as in multi-bleu.perl of Moses. This is the recipe of get_ende_bleu.sh in tensor2tensor, the code of "Attention Is
+    All You Need". Split compounds add tokens that are easy to match, so the score is higher than the sacreBLEU score of
+    the same translations.
     """
 
     def __init__(self, target_lang: str | None, effective_order: bool = False) -> None:

@@ -24,7 +24,7 @@ class MetricSettings:
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
     lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as in TERCOM
     target_lang: str | None = None  # code of the target language, for bleu, tokenized-bleu and off-target
-    languages: tuple[str, ...] = ()  # codes among which off-target identifies languages; empty: all known languages
+    languages: tuple[str, ...] = ()  # codes of the languages that off-target can identify; empty: all known languages
     sources: tuple[str, ...] | None = None  # source sentences, for neural metrics
     device: str = "auto"  # device of neural metrics; "auto" is a GPU if there is one
 
@@ -36,7 +36,7 @@ class Score:
     name: str  # name in the output of sacreBLEU, such as BLEU, chrF2, chrF2++ or TER
     value: float  # mostly 0 to 100, but 0 to 25 for MetricX; lower TER, off-target and MetricX scores are better
     signature: str
-    details: str = ""  # BLEU: precisions, brevity penalty, lengths; off-target: the share of the references
+    details: str = ""  # BLEU: precisions, brevity penalty, lengths; off-target: the score of the references
     mean: float | None = None  # mean score of the bootstrap resamples
     interval: float | None = None  # half the width of the 95 % confidence interval
 
@@ -152,10 +152,10 @@ def build_metrics(
 ) -> list[Any]:
     """Returns a metric for each name, with the interface of `sacrebleu.metrics.base.Metric`.
 
-    The `names` are from `KNOWN_METRICS`. `systems` has the translations of each system.
-    Logs a warning for metrics that compare words if the `references` are written without spaces. Raises the errors of
-    `check_sentences` for the translations of each system, the errors of `check_names` and `build_metric`, and
-    ValueError if two metrics have the same name in the output.
+    The `names` are from `KNOWN_METRICS`; the name of a neural metric may be NAME=MODEL. `systems` has the translations
+    of each system. Logs a warning for metrics that compare words if the `references` are written without spaces. Raises
+    the errors of `check_sentences` for the translations of each system, the errors of `check_names` and `build_metric`,
+    and ValueError if two metrics have the same name in the output.
     """
     for hypotheses in systems:
         check_sentences(hypotheses, references, names)
@@ -171,7 +171,7 @@ def build_metrics(
 
 
 def build_metric(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
-    """Returns the metric object for a name in `KNOWN_METRICS`.
+    """Returns the metric object for a name in `KNOWN_METRICS`, or for NAME=MODEL of a neural metric.
 
     Raises ValueError for an unknown tokenizer or unusable settings, and ImportError for a missing package.
     """

@@ -25,7 +25,7 @@ class Difference:
     value: float
     margin: float  # half the width of the 95 % confidence interval
     p_value: float  # two-sided
-    covers_seeds: bool  # False: both systems have one seed, so only the choice of sentences is covered
+    covers_seeds: bool  # false if both systems have one seed: `margin` then covers only the choice of sentences
 
     @property
     def significant(self) -> bool:

@@ -17,7 +17,7 @@ from nmtkit.config import FlagRule, suggestion
 from nmtkit.config.files import HUB_PREFIX, is_hub_name
 from nmtkit.jobs import progress
 
-STRING_METRICS = ("bleu", "chrf", "chrf++", "ter", "gleu")  # compare the words or characters of a reference
+STRING_METRICS = ("bleu", "chrf", "chrf++", "ter", "gleu")  # compare a translation with a reference as strings
 # the default model of each neural metric, and whether the metric reads a reference; all of them read the source
 NEURAL_METRICS = {
     "comet": ("hf:Unbabel/wmt22-comet-da", True),
@@ -155,7 +155,7 @@ class SegmentMetric(ABC):
         if not self.reads_reference:
             values = dict(zip(counts, self.qualities([*counts], sources=[source] * len(counts)), strict=True))
             return [values[text] for text in candidates]
-        if len(candidates) < 2:  # there are no pairs, and neural metrics need at least one
+        if len(candidates) < 2:  # there are no pairs, but neural metrics need at least one pair
             return [0.0] * len(candidates)
         pairs = [(text, other) for text in counts for other in counts if text != other or counts[text] > 1]
         qualities = self.qualities(

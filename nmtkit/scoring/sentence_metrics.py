@@ -56,7 +56,7 @@ def _tokenizer() -> Any:
 
 @cache
 def segment_metric(text: str, device: str = "cpu") -> SegmentMetric:
-    """Returns the metric NAME or NAME=MODEL. A neural metric is loaded to `device` once in a process.
+    """Returns the metric that `text` names: NAME or NAME=MODEL. Loads a neural metric to `device` once in a process.
 
     Raises the errors of `check_segment_metric` and of loading a model, and ImportError without nmtkit[neural].
     """

@@ -23,7 +23,7 @@ from nmtkit.scoring.significance import Comparison
 from nmtkit.scoring.texts import ScoredTexts
 
 SHOWN = 3000  # maximum number of sentences on the page
-LONGEST = 1000  # maximum number of compared tokens (words, spaces, marks); time grows with the square of this number
+LONGEST = 1000  # maximum number of compared tokens (words, spaces, punctuation); time grows with its square
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _WORD = re.compile(r"\w[\w.&'’/-]*\w|\w")
 
@@ -96,7 +96,7 @@ def differences(first: str, second: str, references: Sequence[str]) -> tuple[lis
         ]
         for index in range(1, len(tokens) - 1):
             if tokens[index].isspace() and index not in kept and marks[index - 1] == marks[index + 1]:
-                marks[index] = marks[index - 1]  # a space between two marked words belongs to both
+                marks[index] = marks[index - 1]  # a space between words with equal marks gets this mark
         groups = groupby(zip(tokens, marks, strict=True), key=itemgetter(1))
         return [("".join(token for token, _ in group), mark) for mark, group in groups]
 
@@ -139,7 +139,7 @@ def page(
     metrics: Sequence[str],
     settings: MetricSettings,
 ) -> str:
-    """Returns the page. `comparison` has the scores of both systems, with p-values."""
+    """Returns the page as HTML. `comparison` has the scores of both systems, with p-values."""
     names = list(dict.fromkeys(each.score.name for each in comparison))
     differences = dict(zip(names, zip(*(each.differences for each in compared), strict=True), strict=True))
     by_size = sorted(compared, key=lambda each: -abs(each.differences[0]))[:SHOWN]
@@ -173,7 +173,10 @@ def _compared(first: Score, second: Score) -> list[str]:
 
 
 def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[list[str]]:
-    """Returns rows of the first metric by length of the first reference. BLEU leaves out bands of short lines."""
+    """Returns a table row for each band of lengths of the first reference, with scores by the first metric.
+
+    If this metric is BLEU, bands of short lines have no row.
+    """
     bands = length_bands(texts.references[0])
     if metrics[0] == "bleu":
         bands = [band for band in bands if band.fewest >= WORDS_OF_BLEU]
@@ -187,6 +190,6 @@ def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSetti
 
 def _chart(differences: Sequence[float]) -> str:
     edge = max(1.0, *map(abs, differences))
-    # with the range (-edge, edge), rounding errors would count some sentences with equal scores left of 0
+    # with the range (-edge, edge), rounding errors would put some sentences with equal scores into the bar left of 0
     counts, edges = np.histogram(np.divide(differences, edge), bins=20, range=(-1, 1))
     return histogram("B − A", (edge * edges).tolist(), counts.tolist(), [], "points", "sentences")

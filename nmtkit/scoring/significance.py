@@ -34,9 +34,9 @@ def compare(
 
     "bootstrap" resamples sentences (Koehn 2004) and always gives confidence intervals. "randomization" chooses
     sentences at random and exchanges the translations of two systems for these sentences (Riezler and Maxwell 2005).
-    It gives intervals if `confidence` is set. The randomization test is two-sided. sacreBLEU's bootstrap test is
-    one-sided, so its p-values are about half as large. A copy of the baseline
-    gets p = 1, although sacreBLEU would return the smallest possible p-value.
+    The randomization test gives intervals only if `confidence` is set. This test is two-sided. sacreBLEU's bootstrap
+    test is one-sided, so its p-values are about half as large. A copy of the baseline gets p = 1, although
+    sacreBLEU would return the smallest possible p-value.
 
     Raises ValueError for fewer than two systems, and the same errors as `metrics.score`.
     """

@@ -180,10 +180,10 @@ def read_texts(
     """Returns the texts to score: references, translations of each system, and sources if there are any.
 
     References come from files, from a subset of a dataset, or from a published test set. Translations come from
-    `system_paths` and from `stream`; they may be JSON Lines of `nmtkit generate --format jsonl`. A
-    file of references or sources may be a corpus, such as a .tsv: its target side has the references, and its source
-    side the sources. `source_lang` and `target_lang` are the languages of the corpus, and `columns` are its source
-    and target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with
+    `system_paths` and from `stream`; they may be JSON Lines of `nmtkit generate --format jsonl`. A file of references
+    or sources may be a corpus, such as a .tsv. References come from the target side of the corpus, and sources from the
+    source side. `source_lang` and `target_lang` are the languages of the corpus, and `columns` are its source and
+    target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with
     the name of the file.
     """
     origins = bool(reference_paths) + (data is not None) + (published is not None)

@@ -112,7 +112,7 @@ class ContentTranslator:
     # --- files --------------------------------------------------------------------------------------------------------
 
     async def read_file(self, file: Any, source: str, target: str, name: str | None = None) -> UploadedFile:
-        """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
+        """Reads an uploaded file. `name` replaces the file's name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
         target = self.served_target(target)
         warnings: list[str] = []
@@ -134,10 +134,11 @@ class ContentTranslator:
     async def pairs_of(
         self, source: str, target: str, pieces: Sequence[Content]
     ) -> tuple[list[Pair], list[DetectedLanguage] | None]:
-        """Returns the language pair of each text, and if the source is `auto`, the detected language of each text.
+        """Returns the language pair of each text, and a list with the detected language of each text.
 
-        With `auto`, a text that is in the target language with at least SAME_LANGUAGE percent gets a pair of two equal
-        languages. The detector reads the text without markup, because names and addresses in tags are often English.
+        The list is None unless `source` is `auto`. With `auto`, a text that is in the target language with at least
+        SAME_LANGUAGE percent gets a pair of two equal languages. The detector reads the text without markup, because
+        names and addresses in tags are often English.
 
         Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
         pt_BR. Raises Refusal for languages that are not served.

@@ -167,7 +167,7 @@ class DeepL:
         task = asyncio.create_task(translate())
         try:
             await asyncio.wait([task], timeout=UPLOAD_SECONDS)
-        except asyncio.CancelledError as error:  # no client knows the id
+        except asyncio.CancelledError as error:  # the client has not received the id
             task.cancel(*error.args)
             raise
         if task.done() and isinstance(refusal := task.result(), Refusal):

@@ -40,7 +40,7 @@ class LanguagesFields(NoFields):
 
 
 class TranslationFields(RequestFields):
-    """Fields that requests for the translation of texts and of documents have in common."""
+    """The common fields of requests that translate texts and of requests that translate documents."""
 
     source_lang: Code | None = None
     target_lang: Code

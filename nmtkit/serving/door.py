@@ -75,9 +75,9 @@ class Door:
     def with_fields(self, model: type[RequestFields], handler: Callable[..., Awaitable[Response]]) -> Handler:
         """Returns a handler that checks the API key and the fields of a request, and calls `handler` with the fields.
 
-        `request.state` gets the key. A key in a header or in the query string is checked before the body is read. The
-        routes of DeepL's interface accept no key in the body. If the client disconnects, all work for the request ends,
-        including work that waits for a thread.
+        Stores the key as `request.state.key`. A key in a header or in the query string is checked before the body is
+        read. The routes of DeepL's interface accept no key in the body. If the client disconnects, all work for the
+        request ends, including work that waits for a thread.
         """
 
         async def handle(request: Request) -> Response:
@@ -118,7 +118,7 @@ class Door:
     def admit(self, request: Request, model: type[RequestFields], sent: Any) -> None:
         """Finds the key of a request and counts the request.
 
-        Raises Refusal if the server needs a key and the key `sent` is invalid, and QuotaExceeded for too many requests.
+        Raises Refusal if the server needs a key and `sent` is not a valid key, and QuotaExceeded for too many requests.
         """
         key: ApiKey | None = ApiKey()
         if self.keys:

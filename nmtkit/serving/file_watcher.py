@@ -66,7 +66,7 @@ class FileWatcher:
             if self.service.pool.models.facts.waits and not self.is_compiled:
                 machine_code.background.start()
                 self.is_compiled = machine_code.background.is_ready()
-                if self.is_compiled:  # once; after a failed reload, the next change of a file or SIGHUP reloads
+                if self.is_compiled:  # request only one reload; if it fails, SIGHUP or a changed file starts the next
                     self.reload_requested.set()
             requested = self.reload_requested.is_set()
             self.reload_requested.clear()

@@ -1,8 +1,9 @@
 """The HTTP interface as data: routes, fields of requests, fields of answers, error statuses.
 
 The server validates requests with these models, and generates the OpenAPI document from them. FastAPI is not used,
-because it accepts a single encoding per route, and reads the body first. But clients of LibreTranslate send JSON,
-forms, multipart forms or query strings to the same route, and the API key must be checked before the body is read.
+because FastAPI accepts a single encoding per route, and reads the body of a request before any check. Clients of
+LibreTranslate send JSON, forms, multipart forms or query strings to the same route. The server must check the API key
+before it reads the body.
 Errors have the form `{"error": "…"}`.
 """
 

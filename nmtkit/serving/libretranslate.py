@@ -39,7 +39,7 @@ class LibreTranslate:
                 return reading.web_page(text, target)
             return PlainText(normalized(text) if fields.alignment else text)
 
-        # both functions run in a thread, because a long text takes time
+        # `content_of` and `has_placeholders` run in a thread, because they take time for a long text
         length = sum(map(len, texts))
         pieces = await self.threads.run(length, lambda: list(map(content_of, texts)))
         placeholders = await self.threads.run(length, has_placeholders, texts)

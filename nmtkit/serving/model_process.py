@@ -17,14 +17,15 @@ from nmtkit.serving.config import ModelFacts, ServeJob
 from nmtkit.serving.fair_queue import QueuedLines
 
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
-STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
-LOW_PRIORITY = 10  # niceness of workers for large requests: while a small request runs, they get a tenth of a core
+STREAM_PARTS = 16  # a batch for a streaming worker has at most `max_tokens` / STREAM_PARTS tokens
+# Niceness of workers for large requests. Such a worker gets a tenth of a core while a small request runs.
+LOW_PRIORITY = 10
 
 logger = logging.getLogger("nmtkit")
 
 
 class ModelProcess:
-    """The process that loads the models and starts the workers. `start` creates it, `close` ends it."""
+    """The process that loads the models and starts the workers. `start` starts the process, and `close` ends it."""
 
     facts: ModelFacts
     retired = False  # whether newer models have replaced the models of this process

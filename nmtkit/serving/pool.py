@@ -28,11 +28,11 @@ from nmtkit.serving.model_process import ModelProcess, PoolWorker
 from nmtkit.serving.refusal import Refusal
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
-FEW_LINES = 8  # fewer lines are not divided among workers: a search step has a fixed cost, equal to about 8 lines
+FEW_LINES = 8  # up to 8 lines stay in one batch, because a search step has a fixed cost, equal to about 8 lines
 IDLE_SECONDS = 60.0  # time without a batch after which a worker for large requests ends
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while a worker is busy
-GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
+GATHER_SHARE = 0.2  # a second limit of this time, as a share of the duration of the last batch
 
 logger = logging.getLogger("nmtkit")
 
@@ -46,7 +46,7 @@ class Pool:
 
     def __init__(self, job: ServeJob) -> None:
         self.job = job
-        # whether the requests are large -> queue
+        # the queues of small requests (False) and of large requests (True)
         self.queues = {is_large: FairQueue(job.config.max_queue) for is_large in (False, True)}
         self.models: ModelProcess  # the newest models
         self.scheduler = Scheduler()
@@ -230,7 +230,7 @@ class Pool:
         self._plan_dispatch()
 
     def _put_back(self, line: QueuedLine, cost: int, longest: float) -> None:
-        """Queues a line again with its real cost: as a large request if the line is long."""
+        """Queues a line again with its real cost. A line that costs more than `longest` becomes a large request."""
         whole = line.request
         if cost <= longest or whole.done.done():
             return self.queues[False].put_back(line, cost)

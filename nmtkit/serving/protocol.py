@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol, which here also rejects slow and ambiguous requests and answers errors in JSON."""
+"""An HTTP/1.1 protocol for uvicorn that rejects slow requests, and a middleware that rejects ambiguous requests."""
 
 import asyncio
 import json

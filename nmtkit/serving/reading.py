@@ -33,7 +33,7 @@ OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests together, apart from short bodies
 LONG_TEXT = 10_000  # texts with more characters or bytes are handled by the thread of long texts
 MAX_FIELDS = 5000
-DISCONNECTED = "the client has disconnected"  # message of a cancellation
+DISCONNECTED = "the client has disconnected"  # the work for the client is cancelled with this message
 MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 

@@ -40,8 +40,8 @@ def run(job: ServeJob) -> None:
 def state_folder(folder: Path | None) -> Iterator[tuple[Usage, GlossaryStore]]:
     """Locks the folder of --state, and yields its counts of API keys and its glossaries. Writes the counts at the end.
 
-    If `folder` is None, keeps both only until the end. Raises ValueError if another server uses the folder, or if a
-    file in the folder is damaged.
+    If `folder` is None, keeps the counts and the glossaries only until the end. Raises ValueError if another server
+    uses the folder, or if a file in the folder is damaged.
     """
     if folder is None:
         with contextlib.closing(GlossaryStore(None)) as glossaries:

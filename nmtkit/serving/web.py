@@ -14,7 +14,7 @@ from nmtkit.pages.document import asset, render
 from nmtkit.serving.interface import EXAMPLE_URL, MULTIPART, Json
 
 TRANSLATOR = "translator.html"
-LANGUAGES = ("de", "es", "fr", "it", "ja", "pl", "zh")  # translations of the page; the page itself is in English
+LANGUAGES = ("de", "es", "fr", "it", "ja", "pl", "zh")  # the English translator page is translated into these languages
 SCRIPTS = ("translator", "files", "page", "words", "client", "alternatives", "messages", "text")
 STATIC_FILES = (
     *("style.css", "translator.css", "icon.svg"),

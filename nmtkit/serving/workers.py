@@ -39,13 +39,13 @@ from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Hypothesis, Request, SegmentBatch
 from nmtkit.translation.steps import SegmentNode
 
-Inbox = queue.SimpleQueue[tuple[int, LineBatch] | None]  # numbers and batches; None at the end
+Inbox = queue.SimpleQueue[tuple[int, LineBatch] | None]  # (number of a batch, batch); None ends the reading thread
 
 logger = logging.getLogger("nmtkit")
 
 
 def main(control: socket.socket) -> None:
-    """Loads the models of the job that the server sends, reports them, and starts a worker for each later order.
+    """Receives a job, loads its models, sends facts about the models, and starts a worker for each order of the server.
 
     An order contains the niceness of the worker and the socket of its channel.
     """
@@ -282,7 +282,7 @@ def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
 
 
 class SlotWorker:
-    """Translates batches with one translator, which belongs to all `models`.
+    """Translates batches with the translator that all `models` share.
 
     Gives the segments of each batch to the decoder of the translator, and answers the batch when it is complete.
     """

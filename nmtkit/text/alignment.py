@@ -13,7 +13,7 @@ Span = tuple[int, int]  # start and end (exclusive) in characters
 UNSPACED_LETTERS = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-UNSPACED = re.compile(rf"[{UNSPACED_LETTERS}\u2e80-\u303f]")  # these letters, radicals, and CJK punctuation
+UNSPACED = re.compile(rf"[{UNSPACED_LETTERS}\u2e80-\u303f]")  # UNSPACED_LETTERS, radicals, and CJK punctuation
 JOINERS = "'’-"  # characters that belong to a word if they stand between two of its letters
 ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
 _EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
@@ -88,7 +88,10 @@ def words(text: str) -> list[Span]:
 
 
 def units(text: str, spans: Iterable[Span]) -> list[Span]:
-    """Returns the words of a text. All words within one of the `spans`, such as a protected text, are one unit."""
+    """Returns the units of a text. All words within one of the `spans`, such as a protected text, are one unit.
+
+    Each word outside the `spans` is a unit.
+    """
     wholes = sorted(set(spans))
     merged: list[Span] = []
     index = 0
@@ -141,8 +144,8 @@ def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[range]:
 class PositionMap:
     """Maps positions at the edges of source words to positions in the translation. Uses the links between words.
 
-    All words within one link, such as a protected text, are one unit. The result is never inside a unit, except if the
-    unit has the same text in the source and in the translation.
+    All words within one link, such as a protected text, are one unit. A mapped position is never inside a unit, except
+    if the unit has the same text in the source and in the translation.
     """
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
@@ -176,10 +179,12 @@ class PositionMap:
         """Returns the position in the translation for a position at the edge of a source word.
 
         The result is an edge of the translation of the nearest linked word: the end of this translation if the word is
-        before `position`, the start if the word is after `position`. Without links, the result is the end of the word
-        that is nearest to the same relative position. A position up to the first letter of the source maps to the first
-        letter of the translation. A position after the last word of the source maps to the end of the last word of the
-        translation; after the last punctuation of the source, it maps to the end of the translation.
+        before `position`, the start if the word is after `position`. Without links, the result is the end of a word of
+        the translation: the end that is nearest to the same relative position.
+
+        A position up to the first letter of the source maps to the first letter of the translation. A position after
+        the last word of the source maps to the end of the last word of the translation. A position after the last
+        punctuation of the source maps to the end of the translation.
         """
         if position <= self.first_letter:
             return self.start

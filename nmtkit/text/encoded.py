@@ -36,7 +36,7 @@ class Encoded:
         return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
 
     def lists(self) -> list[list[int]]:
-        """Returns the ids of each sentence as a list. Much faster than `split` for short sentences."""
+        """Returns the ids of each sentence as a list. For short sentences, this method is much faster than `split`."""
         ids, ends = self.ids.tolist(), np.cumsum(self.lengths).tolist()
         return [ids[start:end] for start, end in pairwise([0, *ends])]
 

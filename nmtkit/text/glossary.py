@@ -133,9 +133,10 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 def is_within_word(term: str, before: str, after: str) -> bool:
     """Returns whether a term is part of a longer word, such as C++ in C++en.
 
-    This is so if the first or last character of the term is punctuation or a mathematical sign, and the character next
-    to it outside the term is a letter. `before` and `after` are the characters next to the term, or empty. A term
-    without letters and digits is always a word.
+    A term is part of a longer word if a letter follows the term, and the last character of the term is punctuation or a
+    mathematical sign. The same rule applies to a letter before the term and to the first character of the term.
+    `before` and `after` are the characters next to the term, or empty. A term without letters and digits is always a
+    word.
     """
     return has_letter(term) and (is_attached(before, term[0]) or is_attached(after, term[-1]))
 
@@ -228,8 +229,8 @@ def without(targets: Sequence[str], strings: Collection[str]) -> tuple[str, ...]
 def load(path: Path) -> Glossary:
     """Returns the glossary of a file. The file is read again only after it has changed.
 
-    Raises OSError if the file cannot be read. Raises ValueError if the file has no terms, and, with file and line, for
-    a line that is not a term.
+    Raises OSError if the file cannot be read. Raises ValueError if the file has no terms. Also raises ValueError, with
+    file and line, for a line that is not a term.
     """
     status = path.stat()
     return _load(path, status.st_mtime_ns, status.st_size)

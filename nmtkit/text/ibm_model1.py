@@ -16,8 +16,8 @@ import numpy.typing as npt
 from nmtkit.jobs import progress
 from nmtkit.text.encoded import Encoded, ranges, starts_of
 
-BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
-# number of links whose `IndexedLinks` stay in memory (4 bytes for each link); the rest is computed in each iteration
+BLOCK_LINKS = 1 << 20  # number of links in a block; several arrays of this length are in memory
+# number of links whose `IndexedLinks` stay in memory (4 bytes for each link); each iteration computes the others
 KEPT_LINKS = 1 << 28
 ITERATIONS = 5  # iterations of the EM algorithm, after a first pass that collects the entries of the table
 FLOOR = 1e-7  # probability of a pair of words without an entry

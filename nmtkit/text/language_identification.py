@@ -28,7 +28,7 @@ MAX_BYTES = 200  # only this many bytes at the beginning of a line are read
 MIN_LINES, MIN_LETTERS = 20, 12  # a text is judged only if MIN_LINES of its lines have at least MIN_LETTERS letters
 EXCHANGED = 0.85  # two texts are exchanged if more than this share of lines is in the language of the other side
 CLEAR = 0.6  # mean probability above which a text clearly has a language
-ARRAYS = "next", "rows", "features", "weights", "prior", "classes"  # files of the model in the cache
+ARRAYS = "next", "rows", "features", "weights", "prior", "classes"  # names of the files of the model in the cache
 BUFFER = 1 << 13  # number of features whose weights are read at once
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 USUAL = ("en", "de", "fr", "es", "zh")  # languages that examples of commands prefer, if a model has them
 
-# Pairs of a three-letter code (ISO 639-3) and the two-letter code (ISO 639-1) that BCP 47 prefers.
+# Each word is a three-letter code (ISO 639-3), followed by the two-letter code (ISO 639-1) that BCP 47 prefers.
 _SHORT = """
 aaraa abkab afraf akaak amham araar argan asmas avaav aveae aymay azeaz bakba bambm belbe benbn bisbi bodbo bosbs brebr
 bulbg catca cescs chach chece chucu chvcv corkw cosco crecr cymcy danda deude divdv dzodz ellel engen epoeo estet euseu
@@ -121,7 +121,10 @@ NAMES = {
 
 
 def name_of(code: str) -> str:
-    """Returns the name of a language: English for en, English (eng_Latn) for eng_Latn, and unknown codes unchanged."""
+    """Returns the name of a language: English for en, English (eng_Latn) for eng_Latn.
+
+    Returns an unknown code unchanged.
+    """
     if code in NAMES:
         return NAMES[code]
     name = NAMES.get(subtags(code)[0])

@@ -20,13 +20,13 @@ def names(text: str) -> frozenset[str]:
 # search takes linear time.
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
-MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
+MAX_TAGS = 200  # in a line with more tags, the tags keep their order
 _CONVERSION = re.compile(f"%%|{NAMED_CONVERSION.pattern}")
 _END_TAG = re.compile(r"</(\w+)")
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
 _LONG_REFERENCE = re.compile(r"&#(?=[0-9]{8})0*+([0-9]*+)")
-# Score of a target word for an element. The word is linked to a source word inside the element, to a source word
-# outside the element, or to no source word.
+# Scores of a target word for an element: for a word that is linked to a source word inside the element, for a word that
+# is linked to a source word outside the element, and for a word without a link.
 _INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25
 
 Role = Literal["opening", "closing", "alone", "text"]
@@ -197,7 +197,8 @@ def marked(line: str) -> Marked:
 def _tag_position(positions: PositionMap, position: int, least: int = 0, closing: bool = False) -> int:
     """Returns the position in the translation for a tag at `position` of the source. The result is at least `least`.
 
-    If a source word begins directly after the tag, the result is after white space, unless the tag is a closing tag.
+    If a source word begins directly after the tag, the tag comes after the white space at this position of the
+    translation. A closing tag stays before the white space.
     """
     if position <= positions.content_start:
         return least
@@ -223,7 +224,10 @@ class _Placement:
         self.positions = PositionMap(source, target, links)
 
     def markup(self, elements: Sequence[Element], inside: Span, characters: Span) -> str:
-        """Returns the translation in the range `characters` with its elements. `inside` is this range in words."""
+        """Returns the range `characters` of the translation, with the tags of `elements`.
+
+        `inside` is the same range, counted in words.
+        """
         placed: list[tuple[Span, int, Element, Span]] = []
         taken: list[Span] = []
         unplaced: list[tuple[int, Element]] = []
@@ -255,7 +259,10 @@ class _Placement:
         return element.start <= self.first and self.last <= element.end
 
     def run(self, element: Element, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the run of free words with the highest score for an element, or None if no run scores above 0."""
+        """Returns the run of words with the highest score for an element, or None if no run scores above 0.
+
+        The run is inside the range `inside`, and overlaps none of the runs in `taken`.
+        """
         if element.start == element.end:
             return None
         if self.covers(element) and not taken and inside[0] < inside[1]:
@@ -285,7 +292,7 @@ class _Placement:
         yield start, inside[1]
 
     def nearest(self, element: Element, position: int, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the free word nearest to `position`, for an element whose words have no links to target words."""
+        """Returns the word nearest to `position` that is not in `taken`, for an element whose words have no links."""
         if not has_letter(self.source[element.start : element.end]):
             return None
         free = (index for first, last in self.free(inside, taken) for index in range(first, last))

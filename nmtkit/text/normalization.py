@@ -1,4 +1,4 @@
-"""Unicode normalization form NFC in linear time, invisible characters, white space, and halves of surrogate pairs."""
+"""Normalizes text to the Unicode form NFC in linear time, and defines invisible characters and white space."""
 
 import re
 import unicodedata
@@ -6,7 +6,8 @@ from functools import cache
 
 MAX_MARKS = 30  # maximum combining marks in a row in stream-safe text (UAX #15, definition D4)
 SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
-# Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D belong to words and emoji.
+# Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D are not included, because
+# they are parts of words and emoji.
 INVISIBLE_CHARACTERS = "".join(
     map(chr, (*range(0x09), *range(0x0E, 0x1C), *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x200B, 0x2060, 0xFEFF))
 )
@@ -15,8 +16,8 @@ INVISIBLE = re.compile(f"[{re.escape(INVISIBLE_CHARACTERS)}]")
 WHITE_SPACE = "\t\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# Shorter runs cannot exceed MAX_MARKS: NFD turns a mark into at most two marks, and a letter into a letter and at most
-# three marks.
+# Runs with fewer characters cannot have more than MAX_MARKS marks: NFD turns a mark into at most two marks, and a
+# letter into a letter and at most three marks.
 _CHECKED_RUN = MAX_MARKS // 2 - 3
 
 

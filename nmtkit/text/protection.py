@@ -159,7 +159,7 @@ class Protected:
         return any(is_letter(self.source[index]) for index in self.kept if index not in protected)
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Returns whether the range of `text` is contiguous in `source` and touches no protected span."""
+        """Returns whether `text[start:end]` is contiguous in `source` and overlaps no protected span."""
         first, last = self.kept[start], self.kept[end - 1]
         index = bisect_right(self.spans, last, key=lambda span: span.start)
         return last - first == end - 1 - start and (index == 0 or self.spans[index - 1].end <= first)
@@ -259,7 +259,9 @@ class _Restoration:
         self, spans: Sequence[ProtectedSpan], source: str, target: str, strings: Mapping[str, Edges],
         remove_surplus: bool = False,
     ) -> list[ProtectedSpan]:  # fmt: skip
-        """Matches each span with the next equal text among `strings`. Returns the spans without a match.
+        """Matches each span with an equal text of the translation. Returns the spans without a match.
+
+        The texts of the translation that can match are the occurrences of `strings`.
 
         `source` and `target` are the texts to compare, which may be in small letters. If `remove_surplus`, removes the
         strings of the translation that match no span.
@@ -354,7 +356,10 @@ class _Restoration:
         return start, end
 
     def _in_brackets(self, span: ProtectedSpan, position: int) -> int:
-        """Returns `position`, or if the span was cut out of brackets, the position between these brackets."""
+        """Returns the position between empty brackets near `position`, if the span was cut out of such brackets.
+
+        Otherwise returns `position`.
+        """
         brackets = self.source[span.start - 1 : span.start] + self.source[span.end : span.end + 1]
         if brackets in BRACKETS:
             index = self.target.find(brackets, max(0, position - 2), position + 20)

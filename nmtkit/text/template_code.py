@@ -13,7 +13,8 @@ from nmtkit.text.patterns import MESSAGE
 
 MAX_MESSAGE = 10_000  # maximum number of characters of a message of ICU
 
-# Text without tags. A quoted text may hold tags, but no braces that begin or end code.
+# The content of template code, which has no tags outside quotes. A quoted text may have tags, but no braces that begin
+# or end code.
 _EXPRESSION = (
     r"(?>[^\"'{}%<]++|\"(?>[^\"\n{}%]++|\{(?![{%])|[%}](?!\}))*+\"|'(?>[^'\n{}%]++|\{(?![{%])|[%}](?!\}))*+'|[\"']"
     r"|<(?!!|/?[A-Za-z][^<>{}%]{0,200}+>)|\{(?![{%])|[%}](?!\}))*+"

@@ -21,8 +21,9 @@ def with_source_spaces(
     `spaces` matches the special spaces. White space that contains a special space is restored at the edges of the text,
     and between two neighbouring words of the translation that come from two neighbouring words of the source. A word
     comes from the source word that is linked to it, or from an equal source word, such as a number or a unit. A text
-    that one link covers, such as a protected text, is not changed. An ideographic space stands beside a character of a
-    script without spaces, or not; it is restored between two words only if this is the same in source and translation.
+    that one link covers, such as a protected text, is not changed. Between two words, an ideographic space next to a
+    character of a script without spaces is restored only next to such a character. Any other ideographic space is
+    restored only where no such character is next to the space.
     """
     if not target.strip() or not spaces.search(source):
         return target, list(links)
@@ -46,7 +47,7 @@ def with_source_spaces(
 
 
 def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pattern[str]) -> dict[Span, str]:
-    """Returns the positions of the spaces between words that are replaced, each with its new white space."""
+    """Maps the position of each space to replace between words of the translation to the new white space."""
     by_start: dict[tuple[int, int], tuple[str, bool]] = {}  # positions of two source words -> (space, `_is_unspaced`)
     by_text: dict[tuple[str, str], tuple[str, bool]] = {}
     for (first, end), (second, last) in pairwise(words(source)):

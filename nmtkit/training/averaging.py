@@ -24,7 +24,7 @@ from nmtkit.training.optimizers.interface import exchanged
 
 @runtime_checkable
 class AveragedWeights(Protocol):
-    """Averages of the trained weights, which a run validates and saves instead of the trained weights."""
+    """Averages of the trained weights. A run validates and saves the averages instead of the trained weights."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which the model has the averages as its weights."""
@@ -63,8 +63,8 @@ class MovingAverage:
 def choose(inputs: Sequence[Path], *, last: int | None, best: int | None, metric: str) -> list[Path]:
     """Returns the checkpoints to average: all `inputs`, or checkpoints of one folder.
 
-    `last` is the number of newest checkpoints to choose, `best` the number of checkpoints with the best `metric`. Among
-    several inputs, the folder of a run stands for its best checkpoint.
+    `last` is the number of newest checkpoints to choose. `best` is the number of checkpoints with the best `metric` to
+    choose. If `inputs` has several paths, the folder of a run stands for the best checkpoint of the run.
 
     Raises OSError, or ValueError if the choice and the inputs do not match.
     """
@@ -100,8 +100,8 @@ def scheduled(folder: Path) -> list[Path]:
 def last_of(folder: Path, count: int) -> list[Path]:
     """Returns the newest `count` checkpoints that were saved at the regular intervals of the run.
 
-    If there are none, chooses among all other checkpoints, which were saved at the end of the run, by
-    --save-interval-minutes or at a signal. Raises OSError, or ValueError if there are fewer than `count`.
+    If there are no such checkpoints, chooses among all other checkpoints. These were saved at the end of the run, by
+    --save-interval-minutes or at a signal. Raises OSError, or ValueError if there are fewer than `count` checkpoints.
     """
     at_intervals = scheduled(folder)
     paths = at_intervals or _numbered(folder)

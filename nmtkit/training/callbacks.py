@@ -27,9 +27,9 @@ class RunState:
     """The facts and progress of a run, and the requests of its callbacks.
 
     Any rank that calls hooks may make a request. In the hook `validation`, requests to stop and to save take effect at
-    once, and a request to validate has no effect. A request in the hook `update` takes effect after the same update,
-    and any other request after the next update. If a run has several processes, requests outside `validation` take
-    effect one update later, because all ranks must agree.
+    once, and a request to validate has no effect. Requests in the hook `update` take effect after the same update.
+    Requests in all other hooks take effect after the next update. If a run has several processes, requests outside
+    `validation` take effect one update later, because all ranks must agree.
     """
 
     save_dir: Path
@@ -101,9 +101,9 @@ HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "
 def hook_mistakes(callback: Callback) -> list[str]:
     """Returns messages about likely mistakes in the class of a callback, or an empty list.
 
-    There is a message for each method whose name looks like a misspelt hook; methods whose names begin with _ and
-    methods that the class itself calls are left out. Otherwise, a class that overrides no hook gets a message. Raises
-    ContractError for a hook that does not accept the arguments that a run passes.
+    There is a message for each method whose name looks like a misspelt hook. Methods whose names begin with _ and
+    methods that the class itself calls are left out. If there is no such message, a class that overrides no hook gets a
+    message. Raises ContractError for a hook that does not accept the arguments that a run passes.
     """
     cls = type(callback)
     for hook in HOOKS:
@@ -137,7 +137,7 @@ class CallbackList:
         self.callbacks = dict(callbacks)
         self.run = run
         self.started = False
-        self.others: dict[str, dict[str, Any]] = {}  # states of callbacks that this run leaves out, for a later resume
+        self.others: dict[str, dict[str, Any]] = {}  # saved states of callbacks that this run does not have
         self.active = {
             name: callback for name, callback in callbacks.items() if callback.every_rank or distributed.is_rank_zero()
         }
@@ -179,7 +179,7 @@ class CallbackList:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def asked(self) -> dict[str, bool]:
-        """Returns whether callbacks of this rank ask to stop, to validate and to save, by field name of `Requests`.
+        """Returns the fields of `Requests` that say if callbacks of this rank ask to stop, to validate and to save.
 
         Clears the requests to validate and to save.
         """

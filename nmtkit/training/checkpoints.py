@@ -200,7 +200,7 @@ def is_intact(path: Path) -> bool:
 
 
 def drop_training_state(path: Path) -> None:
-    """Rewrites a checkpoint without its training state, if it has any. Does not change a damaged checkpoint."""
+    """Removes the training state from a checkpoint file, if the file has any. Does not change a damaged file."""
     try:
         contents = checkpoint_file.read(path, mmap=True)
         if "training" in contents:

@@ -42,7 +42,7 @@ from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
 log = logging.getLogger("nmtkit")
-_warn_once = cache(log.warning)  # a sweep reads its file once for each run
+_warn_once = cache(log.warning)  # shows each warning once, although a sweep reads its file for each run
 
 # Kind of component -> registry. If a kind allows only one component per job, the TOML table [kind] has the settings of
 # the component, and `name` in this table is the name of the component. If a kind allows several components per job,
@@ -73,7 +73,7 @@ Tables = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A registered name and its config."""
+    """A component of a job: its registered name and its config."""
 
     name: str
     config: Any
@@ -117,7 +117,7 @@ class JobConfig:
         settings: Mapping[str, Any] | None = None,
         data: Path | None = None,
     ) -> "JobConfig":
-        """Returns the job of a TOML file and flags. Loads the plug-ins of both.
+        """Returns the job that a TOML file and flags describe. Loads the plug-ins that the file and the flags name.
 
         `names` and `plugins` are flags as in `ConfigFile.components`. `settings` has all other flags by field name.
         Flags override the file, and `data` overrides the dataset of the file. Raises OSError or ValueError.
@@ -365,7 +365,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def flat_settings(tables: Tables) -> dict[str, Any]:
-    """Returns all settings by name. The key of the name of a component is the title of its table, such as "optimizer".
+    """Returns all settings by name. The name of a component has the title of its table as key, such as "optimizer".
 
     Settings of different tables never have the same name.
     """

@@ -48,7 +48,10 @@ class Requests(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """The work that is due after an update, in the order of the fields. A new best score or a callback can add work."""
+    """The work that is due after an update. The run does this work in the order of the fields.
+
+    A new best score or a callback can add work.
+    """
 
     log: bool = False
     validate: bool = False

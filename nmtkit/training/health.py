@@ -28,9 +28,9 @@ DIVERGED_EXCESS = 2.0  # the same limit for the loss of a log line: a run with a
 DIVERGED_UPDATES = 100  # after this number of consecutive updates with such a loss, the run ends
 SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
 PLATEAU = 0.2  # a run has left the plateau if its loss is this far (nats per token) below the entropy of target pieces
-PROGRESS = 0.05  # nats per token by which the loss of a run that leaves the plateau falls between two log lines
+PROGRESS = 0.05  # smallest fall of the loss (nats per token) between two log lines of a run that leaves the plateau
 SAMPLE = 20_000  # sentences from which the entropy of the target pieces is computed
-VALID_EXCESS = 1.5  # nats per token by which the first validation may exceed the training loss before it
+VALID_EXCESS = 1.5  # nats per token by which the loss of the first validation may exceed the last training loss
 
 
 class TrainingHealth:
@@ -43,7 +43,7 @@ class TrainingHealth:
     A run diverges if its loss is far above the loss of uniform guesses. In fine-tuning, and in a run whose first update
     has such a loss, the loss must also be far above the loss in the first log line.
 
-    `done` is the number of updates before this start of the run, and `schedule_start` the update after which the
+    `done` is the number of updates before this start of the run. `schedule_start` is the update after which the
     learning-rate schedule begins.
     """
 
@@ -51,7 +51,7 @@ class TrainingHealth:
         self.save_dir = job.run.save_dir
         self.uniform = math.log(train.tokenizer.target_size)
         self.highest = None if job.run.finetune_from else self.uniform + DIVERGED_EXCESS
-        self.good_until = done  # update of the newest log line with a loss of at most `highest`, or of the start
+        self.good_until = done  # newest update with a logged loss of at most `highest`; at first, `done`
         self.entropy = target_entropy(train)
         warmup = getattr(job.components["lr-scheduler"].config, "warmup_updates", 0)
         self.settled = schedule_start + max(SETTLED, warmup or 0)
@@ -98,7 +98,7 @@ class TrainingHealth:
         )
 
     def _advise(self, warning: str, other: str = "--clip-norm 1") -> None:
-        """Shows a warning with advice about the learning rate and the setting `other`. Only the first call shows it."""
+        """Shows a warning with advice about the learning rate and the setting `other`. Later calls do nothing."""
         if self.rate_due:
             self.rate_due = False
             log.warning("%s Try a lower --lr, a longer --warmup-updates, or %s", warning, other)

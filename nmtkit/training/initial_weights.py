@@ -22,7 +22,7 @@ from nmtkit.models.formats.vocabulary import HIDDEN
 
 SideName = Literal["source", "target"]
 PieceWeights = tuple[Tensor, Tensor, int, SideName, SideName]  # old and new tensor, axis of pieces, new and old side
-Spelling = tuple[int, ...]  # ids of the pieces of the checkpoint that spell a new piece; empty: they cannot spell it
+Spelling = tuple[int, ...]  # ids of old pieces that spell a new piece; empty: the old pieces cannot spell the new piece
 
 log = logging.getLogger("nmtkit")
 
@@ -49,7 +49,7 @@ def start_from(
 
     Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a checkpoint of
     another architecture, without the language `relative`, or without a parameter that fits. Unless `partial` is true,
-    also raises ValueError for a model with different shapes, other settings or fewer parameters.
+    also raises ValueError if the model differs too much from the checkpoint to start from it (see `_difference`).
     """
     contents = checkpoint.load(path)
     name, weights = contents["architecture"], contents["model"]
@@ -102,8 +102,8 @@ def copy_rows(
     """Copies weights with a row for each piece from a model with one vocabulary into a model with another vocabulary.
 
     Pieces that both vocabularies have keep their rows. If the old model has separate embeddings and the new model has
-    one matrix, the matrix gets rows of both sides. A piece that both old sides have gets the row of the target side.
-    The rows of new pieces are computed from the target side, too.
+    one matrix, the matrix gets rows of both sides. If both old sides have a piece, the piece gets the row of the target
+    side. The rows of new pieces are computed from the target side, too.
 
     The row of a new piece is the mean of the rows of the old pieces that spell the new piece (Gee et al. 2022, "Fast
     Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of the
@@ -113,17 +113,19 @@ def copy_rows(
     equal rows different, because their pieces occur in different sentences.
     """
     pieces, old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
-    spelled = cache(partial(spellings, tokenizer, old_tokenizer, relative=relative))  # for a new and an old side
+    # called with a side of the new model and a side of the old model
+    spelled = cache(partial(spellings, tokenizer, old_tokenizer, relative=relative))
     for old, tensor, axis, side, old_side in weights:
         known = set(old_pieces[old_side])
         new = [row for row, piece in enumerate(pieces[side]) if piece not in known]
         if new:
-            # A new piece that hidden pieces spell must not be hidden. So hidden pieces get the mean bias of all other
-            # pieces here.
+            # A new piece must not be hidden, even if hidden pieces (`hidden_pieces`) spell this new piece. So the mean
+            # uses a copy of the bias in which hidden pieces have the mean bias of the visible pieces.
             visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
             initial = means(visible, axis, [spelled(side, old_side)[row] for row in new])
             tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
-    # in a second loop: a shared matrix has an entry for each side, and a piece may be new to only one old side
+    # A second loop, because `weights` lists a shared matrix once for each old side. If a piece is new to one old side
+    # and known to the other old side, the known row must overwrite the mean.
     for old, tensor, axis, side, old_side in weights:
         rows, old_rows = same_pieces(pieces[side], old_pieces[old_side])
         tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
@@ -202,8 +204,8 @@ def _merged(
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
 
-    Pairs of embeddings of two different vocabularies are left out, because the model may merge them. `old_axes` has the
-    side of each embedding.
+    Pairs of embeddings of two different vocabularies are left out, because the model may merge such embeddings.
+    `old_axes` has the side of each embedding.
     """
     members: dict[tuple[str, ...], str] = {}
     for key, owner in checkpoint.tied_to(state).items():
@@ -278,8 +280,8 @@ def spellings(
 
     If the old model has a language, the token of this language starts from the old token, even if the two tokens have
     different names. The token of a new language starts from the token of the language `relative`, or from the mean of
-    all old language tokens if `relative` is None. The target pieces of two separate vocabularies have no language
-    tokens.
+    all old language tokens if `relative` is None. If source and target have separate vocabularies, the target
+    vocabulary has no language tokens.
     """
     pieces, names = pieces_of(tokenizer)[side], pieces_of(old)[old_side]
     texts = [piece.replace(SPACE_SYMBOL, " ") for piece in pieces]

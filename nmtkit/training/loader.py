@@ -147,7 +147,7 @@ class BatchLoader:
         return 1 - sum(counts) / passes
 
     def tokens_of(self, pairs: RowNumbers) -> int:
-        """Returns the tokens of `pairs` on the side with more tokens."""
+        """Returns the number of tokens of `pairs` on the side with more tokens."""
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
 
 

@@ -76,7 +76,7 @@ class Meter:
         if not finite:
             self._clear()
             return skipped
-        # an update that skips layers may lack a count, such as the alignment of a skipped layer
+        # an update that skips layers may lack a count, such as the alignment loss of a skipped layer
         names = distributed.broadcast(list(dict.fromkeys(name for metrics in finite for name in metrics.sums)))
         sums = distributed.all_reduce(torch.stack([self._sum(name) for name in names])).tolist()
         tokens = sum(metrics.target_tokens for metrics in finite)

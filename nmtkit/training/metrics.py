@@ -28,7 +28,7 @@ log = logging.getLogger("nmtkit")
 
 RatedTranslation = tuple[str, str, str, float]  # source, translation, reference, chrF
 LOSSES = ("loss", "nll", "ppl")  # scores of every validation; lower is better
-# settings of criterions on which the loss of a validation depends
+# settings of criterions that change the loss of a validation
 OF_VALID_LOSS = ("label_smoothing", "alignment_weight", "alignment_layer", "alignment_head")
 TOKENS_AT_ONCE = 1024  # tokens whose logits are in memory at the same time
 
@@ -64,7 +64,7 @@ class Metric(ABC):
         """Returns the score of the whole split."""
 
     def _value(self, outputs: Outputs, name: str, settings: MetricSettings) -> float:
-        """Returns a score of nmtkit/scoring, and keeps its signature."""
+        """Returns a score that nmtkit/scoring computes, and stores its signature in `signature`."""
         (result,) = score(outputs.hypotheses, [outputs.references], (name,), settings)
         self.signature = result.signature
         return result.value

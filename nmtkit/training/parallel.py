@@ -108,17 +108,21 @@ class ReplicatedModel:
         """Returns the 2-norm of all gradients, in fp32, on the device."""
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.gradients())).float())
 
-    # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
+    # --- the whole model, for checkpoints and searches; a sharded model gathers its shards --------------------------
 
     def gather(self, name: str, value: Any) -> Any:
         """Returns the whole value on rank 0. Every rank must call this method.
 
-        `value` is the part of this process: of the parameter `name`, or of a value in its optimizer state.
+        `value` is the part that this process has of the parameter `name`, or of a value in the optimizer state of this
+        parameter.
         """
         return value
 
     def shard(self, name: str, whole: Any) -> Any:
-        """Returns the part of this process. `whole` is the parameter `name`, or a value in its optimizer state."""
+        """Returns the part of `whole` for this process.
+
+        `whole` is the parameter `name`, or a value in the optimizer state of this parameter.
+        """
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -162,7 +166,7 @@ class ShardedModel(ReplicatedModel):
         self.parameters = {}
         for name, parameter in trainable_parameters(model).items():
             parameter.grad = torch.zeros_like(parameter)
-            # For optimizers, shards are ordinary tensors.
+            # Optimizers get the shards as ordinary tensors, not as DTensors.
             self.parameters[name] = nn.Parameter(local_shard(parameter))
             self.parameters[name].grad = local_shard(parameter.grad)
 

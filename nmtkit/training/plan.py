@@ -24,7 +24,7 @@ from nmtkit.training.run_config import RunConfig
 
 log = logging.getLogger("nmtkit")
 
-MAX_TOKENS = 4096  # default tokens of a micro-batch on a CPU, and default tokens per process of an update
+MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update for each process
 # Largest ratio of micro-batch size to (update size / number of processes). The ratio is above 1 because sentences do
 # not divide evenly: if there were one micro-batch more than processes, all processes would need a second pass.
 SHARE_MARGIN = 1.1
@@ -39,7 +39,7 @@ class RunPlan:
     device: torch.device  # device of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # number of processes on all machines
-    # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first value of the memory probe
+    # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first value that is tried
     max_tokens: int
     threads: int | None  # CPU threads of this process; None: the default of torch
 

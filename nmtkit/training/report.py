@@ -110,7 +110,7 @@ class RunPage:
         self.written = -math.inf
 
     def write(self, validator: "Validator | None" = None) -> None:
-        """Writes the page. `validator` has made a validation; its translations are also written to a file."""
+        """Writes the page. If a `validator` has made a validation, also writes its translations to a file."""
         self.written = time.monotonic()
         try:
             if validator is not None:

@@ -29,7 +29,8 @@ EXPECTED_CHANGES = (
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
     """Returns, by name, the facts that must not change when a run is resumed."""
     settings = job.tables()["architecture"]
-    # Only for many directions (language pairs): old checkpoints have one direction and do not contain these facts.
+    # These facts are only for datasets of many directions (language pairs). Old checkpoints have one direction and do
+    # not contain these facts.
     sampling = {
         "directions": [str(direction) for direction in dataset.directions],
         "sampling temperature": job.run.sampling_temperature,
@@ -92,7 +93,7 @@ def warn_of_changes(
         log.warning("the source of plug-in %s has changed since update %d was saved%s", plugin, update, effect)
     if ended:
         return
-    made = update - trainer.schedule_start  # number of updates by this schedule
+    made = update - trainer.schedule_start  # number of updates that have used this schedule
     rate = learning_rate(trainer.scheduler, made) if made else None
     if trainer.lr is not None and rate is not None and not math.isclose(rate, trainer.lr):
         log.warning(

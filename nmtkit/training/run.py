@@ -415,7 +415,7 @@ class TrainingResult(StopReason):
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The records of `log.jsonl`, oldest first. Each has a `kind`: start, train, valid, checkpoint, …"""
+        """The records of `log.jsonl`, oldest first. Each record has a `kind`: start, train, valid, checkpoint, …"""
         return report.read_lines(self.save_dir / "log.jsonl")
 
     @property

@@ -139,7 +139,7 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
 
 
 def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
-    """Returns the transforms of the pairs of `split`, or None if the job has none.
+    """Returns the transforms of the pairs of `split`, or None if the job has no transforms.
 
     Raises ValueError for a transform of monolingual pairs if the split has no such pairs, and for a transform of source
     sentences if the model reads no source.
@@ -193,7 +193,7 @@ def build_trainer(
         _load_embeddings(job, model, tokenizer)
     if job.run.adapter_rank and job.run.finetune_from:
         adapters = adapters_of(model, tokenizer, job.run, job.run.finetune_from)
-        model.shortlist = None  # not stored with adapters; the base has a shortlist
+        model.shortlist = None  # checkpoints of adapters store no shortlist; the base may have a shortlist
     if frozen := choose_trained(model, job.run):
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)

@@ -180,8 +180,8 @@ class Trainer:
     def compile(self, batch: Batch) -> None:
         """Compiles the model for batches of any shape and runs the compiled model on `batch`.
 
-        If this fails, logs the reason and trains without compilation. If a later compilation fails, torch logs the
-        reason and does not compile the affected part of the model.
+        If this compilation fails, logs the reason and trains without compilation. If a later compilation fails, torch
+        logs the reason and does not compile the affected part of the model.
         """
         started = time.monotonic()
         torch._dynamo.config.optimize_ddp = False  # prevents a split of the graph at the gradient buckets

@@ -37,9 +37,9 @@ FOLLOWED = (0.25, 0.5, 0.75)  # length quantiles of the three sentences whose tr
 
 CLASSES = len(LENGTHS) + 1  # number of length classes
 
-# (metric, or "" for the criterion; name of the sum) -> sums on one rank, [directions x CLASSES]
+# (metric, or "" for the criterion; name of the sum) -> sums on one rank, a vector of directions x CLASSES values
 Sums = dict[tuple[str, str], Tensor]
-Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # sums over all ranks, [directions, CLASSES]
+Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # the same sums over all ranks, [directions, CLASSES]
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Validator:
     # language codes of source and target for a multilingual model
     languages: tuple[str | None, str | None] = (None, None)
     beam: int = 4  # beam size for translations, which are made only if a metric needs them
-    sharded: bool = False  # each process has a share of the model (FSDP)
+    sharded: bool = False  # whether each process has only a share of the model (FSDP)
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     target_lang: str | None = None  # language of the references, for metrics
@@ -200,7 +200,7 @@ class Validator:
         return means | {"ppl": perplexity(means["nll"])}
 
     def _signatures(self) -> dict[str, str]:
-        """Returns the sacreBLEU signature of each metric for its newest score, by the name of the metric."""
+        """Returns the signature of the newest score of each metric, by the name of the metric."""
         return {name: metric.signature for name, metric in self.metrics.items() if metric.signature}
 
     def _outputs(self, target_lang: str | None, rows: RowNumbers | None) -> Outputs:
@@ -229,7 +229,8 @@ class Validator:
     def _by_length(self, losses: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
         """Returns a record for each length class that has sentences: "tokens", "sentences", "loss", "bleu".
 
-        "bleu" is missing if no metric translates, and for many directions, because BLEU needs one target language.
+        "bleu" is missing if no metric translates. "bleu" is also missing for splits of many directions, because BLEU
+        needs one target language.
         """
         bleu = self.metrics.get("bleu") or METRICS["bleu"].factory(METRICS["bleu"].preset)
         records = []

@@ -16,7 +16,7 @@ from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 
-# H heads, S source and T target tokens, L queries, M keys; tokens include eos
+# Axes of shapes: H heads, S source tokens, T target tokens, L queries, M keys. Tokens include eos.
 
 UNLIMITED = 1_000_000  # no practical limit on the pieces of a source, because a sentence must not be cut off
 
@@ -27,7 +27,7 @@ class Attention:
 
     source: list[str]  # S pieces; the last piece is "end", for eos
     target: list[str]  # T pieces; the last piece is "end", for eos
-    weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> [H, L, M] of each layer
+    weights: dict[str, list[npt.NDArray[np.float32]]]  # kind (encoder, decoder, cross) -> [H, L, M] for each layer
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
@@ -64,7 +64,7 @@ def attend(
     )
     pipeline = Pipeline(tokenizer, search, max_source_len=UNLIMITED, models=[model])
     (line,) = pipeline.segments([Request(source, reference=target)])
-    segments = [leaf.input for leaf in line.leaves()]  # empty for a source of invisible characters alone
+    segments = [leaf.input for leaf in line.leaves()]  # empty if the source has only invisible characters
     if not source.strip() or not segments:
         raise ValueError("the sentence is empty; give a sentence with words")
     (segment,) = segments

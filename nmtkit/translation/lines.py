@@ -98,7 +98,7 @@ def text_requests(
         if languages is not None and format_of(path) is not None:
             return windows_of_side(path, 0, languages, columns, window)
         windows = line_windows(path, window)
-        # only pipes and compressed files, because the command has checked plain files before it loaded the model
+        # The command has checked plain files before it loaded the model. Pipes and compressed files are unchecked.
         unchecked = languages is not None and (not path.is_file() or path.suffix.lower() in COMPRESSIONS)
         return with_notice(windows, str(path)) if unchecked else windows
 

@@ -69,7 +69,7 @@ def distribute(decoder: BatchDecoder) -> Iterator[BatchDecoder | None]:
 
 def decode_for(channel: Channel, decoder: BatchDecoder) -> None:
     """Decodes the batches that arrive in a channel, perhaps several at a time, until the channel is closed."""
-    numbers: dict[int, int] = {}  # index of a batch here -> number of the batch at the scheduler
+    numbers: dict[int, int] = {}  # index of a batch in this process -> number of the batch in the scheduler
 
     def batches() -> Iterator[SegmentBatch]:
         index = 0

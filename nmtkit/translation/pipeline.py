@@ -95,7 +95,7 @@ class Pipeline:
             Casing() if text.truecase_caps else None,
             Spaces(tokenizer),
         ]
-        self.text_steps = [step for step in steps if step is not None]  # before the tokenizer; `id_steps` follow
+        self.text_steps = [step for step in steps if step is not None]  # steps before the tokenizer; see `id_steps`
         limit = LengthLimit(tokenizer, max_source_len, len(model_input.first), long_lines, self.search.alignment)
         self.id_steps: list[Step] = [*([] if search.score_reference else [limit]), model_input]
 
@@ -243,7 +243,7 @@ class Pipeline:
 class ErrorsOfLine:
     """A context manager that adds the line number to the message of a ValueError: "line 1: …" for `id` 0.
 
-    A generator with `contextmanager` takes three times as long, and each line enters two of these contexts.
+    Each line enters two contexts of this class. A generator with `contextmanager` would take three times as long.
     """
 
     def __init__(self, id: int) -> None:
@@ -321,7 +321,7 @@ class ModelInput(Step):
         segment, ids = node.segment, node.segment.ids or []
         strings = segment.protected.strings if segment.protected is not None else ()
         constraints = segment.constraints
-        tags = takewhile(self.tags.__contains__, ids)  # tags at the start of the ids, which no step has removed
+        tags = takewhile(self.tags.__contains__, ids)  # tags that are still at the start of the ids
         first = [*self.first, *segment.tags] if ids else []
         source_tokens = len(first) + len(list(tags))
         # `without` leaves out targets that contain a protected text, because the translation would repeat this text

@@ -41,7 +41,7 @@ log = logging.getLogger("nmtkit")
 class RerankingWeights:
     """The weights of log p(x | y) and log p(y), and the exponent of the length penalty. log p(y | x) has weight 1.
 
-    `features` are the weights of other fields of a hypothesis, by their names.
+    `features` maps the names of other fields of a hypothesis to the weights of these fields.
     """
 
     backward: float

@@ -89,7 +89,7 @@ class TranslationServer:
     def _ask(self, text: str, count: int) -> list[str]:
         source, target = self.languages
         if self.config.server_api == "deepl":
-            # DeepL refuses regions of source languages
+            # DeepL refuses the code of a source language with a region, such as en-GB
             codes = subtags(source)[0].upper(), "-".join(subtags(target)).upper()
             body: dict[str, Any] = {"text": [text], "source_lang": codes[0], "target_lang": codes[1]}
             return self._answer(body, lambda answer: [str(each["text"]) for each in answer["translations"]])

@@ -72,7 +72,7 @@ class TranslationSettings:
         return ShardTranslator(self, translator)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the settings that can change the translations, by flag or name."""
+        """Returns a dict from flag or name to value, for the settings that can change the translations."""
         parts = self.search, self.text, self.translator
         settings = {flag: value for part in parts for flag, value in by_flag(part).items() if flag not in ELSEWHERE}
         files = self.processor_files()
@@ -88,7 +88,7 @@ class TranslationSettings:
         }  # fmt: skip
 
     def processor_files(self) -> dict[str, Path]:
-        """Returns the files that the logits processors read, such as a language model, by their flags."""
+        """Returns a dict from flag to file, for the files that the logits processors read, such as a language model."""
         values = [pair for config in self.search.processors.values() for pair in by_flag(config).items()]
         return {flag: path for flag, path in values if isinstance(path, Path) and not path.is_dir()}
 

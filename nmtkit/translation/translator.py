@@ -29,7 +29,7 @@ from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Reque
 from nmtkit.translation.steps import SegmentNode
 
 WINDOW = 8192  # number of lines that are sorted by length together; limits the lines of a stream in memory
-MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in a batch, by type of device
+MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # type of device -> maximum number of source tokens in a batch
 # The fixed cost of a decoding step, as a number of segments. The measured fixed cost is 0.11 to 0.16 of the time of a
 # step with 64 segments (tiny and base models, fp32 and int8).
 STEP_COST = 8

@@ -97,14 +97,15 @@ def line_features(
 
     `probabilities` [2, words] has two rows. For each word w, the first row has the mean of p(w | s) over the source
     words s and NULL, and the second row has p(w | NULL). The evidence of a word is -log(posterior probability that the
-    word is aligned to NULL), limited to 0 … 12. The features are the mean log probability of the words, the mean
-    evidence of the words with a limit of 3, and the mean evidence of the half of the line that has the lower mean. The
-    last feature is low if half of a line has no counterpart in the source.
+    word is aligned to NULL), limited to 0 … 12. The first feature is the mean log probability of the words. The second
+    feature is the mean evidence of the words, where the limit is 3 instead of 12. For the third feature, the line is
+    divided into two halves. The third feature is the lower of their two values of mean evidence, so it is low if half
+    of a line has no counterpart in the source. `source_lengths` and `lengths` [lines] are numbers of words.
     """
     means, nulls = np.maximum(probabilities, FLOOR)
     line = np.repeat(np.arange(len(lengths)), lengths)
     evidence = np.clip(np.log(means / nulls * (source_lengths + 1)[line]), 0, MAX_EVIDENCE)
-    counts = np.column_stack((lengths // 2, lengths - lengths // 2))  # words of both halves
+    counts = np.column_stack((lengths // 2, lengths - lengths // 2))  # number of words of each half
     half = positions(lengths) >= counts[line, 0]
     sums_of_halves = np.bincount(2 * line + half, evidence, counts.size).reshape(-1, 2)
     halves = sums_of_halves / np.maximum(counts, 1)

@@ -28,7 +28,7 @@ class FilterContext:
     exclude: tuple[Corpus, ...] = ()
     domain: tuple[Corpus, ...] = ()
     lid_model: Path | None = None
-    mend: Callable[[Pairs], Pairs] | None = None  # mends the pairs before they are scored
+    mend: Callable[[Pairs], Pairs] | None = None  # mends pairs in the same way as the pairs to score
     shared: dict[str, Any] = field(default_factory=dict)  # fitted objects that several filters share
 
     def pairs(self, corpora: Iterable[Corpus]) -> Iterator[Pairs]:
@@ -60,9 +60,9 @@ class Filter(Limits, ABC):
 
     Filters run in worker processes: `fit` is called once before the workers start, and `score` in every worker.
 
-    `in_probability` is true for filters that judge the words of a pair. Scores of rules, such as the length ratio, are
-    not used for the probability: the examples of good pairs are the best pairs, which have a narrow range of length
-    ratios, so the many good pairs outside this range would get a low probability. If no chosen filter has
+    `in_probability` is true for filters that judge the words of a pair. The probability does not use scores of rules,
+    such as the length ratio: its regression learns from the best pairs, and the best pairs have a narrow range of
+    length ratios. Many good pairs are outside this range, and would get a low probability. If no chosen filter has
     `in_probability`, the scores of all filters count.
     """
 

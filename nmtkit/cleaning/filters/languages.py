@@ -53,7 +53,7 @@ SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
 
 @cache
 def _script_table() -> npt.NDArray[np.uint8]:
-    """Returns the index in SCRIPTS, plus 1, of the script of each code point. Characters of no script have 0."""
+    """Returns the number of the script of each code point: its index in SCRIPTS plus 1, or 0 without a script."""
     table = np.zeros(sys.maxunicode + 1, np.uint8)
     for number, ranges in enumerate(SCRIPTS.values(), 1):
         for first, last in ranges:

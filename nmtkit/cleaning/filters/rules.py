@@ -1,4 +1,4 @@
-"""Filters that compare the two texts of a pair without a model."""
+"""Filters that check the two texts of a pair with rules, without a model."""
 
 import re
 import unicodedata
@@ -165,9 +165,9 @@ class Copy(Filter):
 
     If the two sides differ at most in case, spaces and punctuation, the share is also 1 in two cases:
 
-    - The source has at least 4 words, and more than a third of its words with letter case are in lower case, or it has
-      no word with letter case.
-    - The source has fewer than 4 words, but more than 20 characters, and not all of them are ASCII.
+    - The source has at least 4 words. Also, either no word has letter case, or more than a third of the words with
+      letter case are in lower case.
+    - The source has fewer than 4 words, but more than 20 characters. At least one character is not ASCII.
     """
 
     unit = "share of words"
@@ -214,7 +214,7 @@ class ContradictingNumbers(YesNoFilter):
         if sorted(runs[0]) == sorted(runs[1]) or "".join(runs[0]) == "".join(runs[1]):
             return False
         absent = [missing(one, other) for one, other in ((source, target), (target, source))]
-        written: dict[str, set[str]] = {}  # "2" -> {"20"}: the numbers with the zeros at their ends
+        written: dict[str, set[str]] = {}  # digits without zeros at the ends -> numbers with last zeros: "2" -> {"20"}
         for run in chain(*runs):
             written.setdefault(run.strip("0"), set()).add(run.lstrip("0"))
         left, right = ([written.get(number, {number}) for number in side] for side in absent)

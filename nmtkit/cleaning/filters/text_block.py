@@ -53,7 +53,7 @@ class TextSide:
 
     @cached_property
     def ends(self) -> Counts:
-        """The position in the text after the line feed of each line."""
+        """For each line, the position in the text directly after its line feed."""
         return np.flatnonzero(self.codes == ord("\n")) + 1
 
     @cached_property
@@ -78,7 +78,7 @@ class TextSide:
     def _normalized(self) -> tuple[npt.NDArray[np.uint32], Counts]:
         """The code points of all normalized lines, concatenated, and the length of each line.
 
-        A regular expression for each line made hashing 13 times as slow.
+        With a regular expression for each line, hashing took 13 times as long.
         """
         folded = TextSide(self.text.casefold().split("\n")[:-1])
         kept = folded.is_letter
@@ -126,7 +126,7 @@ class TextBlock:
     @cached_property
     def words(self) -> PairWords:
         common: list[set[str]] = []
-        counts: list[int] = []  # words of both sides of each pair, then distinct words of both sides
+        counts: list[int] = []  # for each pair: words of source and target, distinct words of source and target
         for source, target in zip(*(side.lines for side in self.sides), strict=True):
             first, second = source.split(), target.split()
             distinct = set(first), set(second)

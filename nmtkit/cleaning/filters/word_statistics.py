@@ -18,8 +18,8 @@ from nmtkit.text.encoded import Encoded
 _WORD = re.compile(rf"[{UNSPACED_LETTERS}]|[^\W\d_{UNSPACED_LETTERS}]+(?:[{MARKS}]+[^\W\d_{UNSPACED_LETTERS}]*)*|\d+")
 STEM = 6  # characters
 MAX_WORDS = 1000  # the memory of word alignment grows with the product of the lengths of both sides
-# Minimum number of occurrences of a stem in the sample, of which the filter alignment reads halves. Rarer stems align
-# by chance.
+# Minimum number of occurrences of a stem in the sample. Rarer stems align by chance, because each table of the filter
+# `alignment` learns from half of the sample.
 MIN_COUNT = 10
 DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams
 
@@ -91,7 +91,7 @@ def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[Encod
 
 
 class BigramTable:
-    """Probabilities of a word given the previous word, from the lines of `side`. `boundary` is as in `bigrams_of`.
+    """Probabilities of a word given the previous word, from the lines of `side`. For `boundary`, see `bigrams_of`.
 
     Seen bigrams give a part of their counts to unseen bigrams (absolute discounting, Ney et al. 1994).
     """

@@ -82,7 +82,8 @@ class LineReader:
         self._read = 0  # number of bytes read
         self._last_end = 0  # byte position in the file after the last line feed that was read
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # byte positions of the ends of lines not taken yet
-        # the text of the lines not taken yet, then the text of the open line, whose end has not been read yet
+        # if the file is compressed: the text of the lines not taken yet, then the text of the open line
+        # (the open line is the line whose end has not been read yet)
         self._text = bytearray()
         self._open_kept = 0  # number of bytes of the open line at the end of `_text`
         self._at_end = False
@@ -199,7 +200,7 @@ def blocks(paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, 
 def extracted_blocks(
     corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)
 ) -> Iterator[LineBlock]:
-    """Yields blocks like `blocks`, for a corpus whose single file has both sides, such as .tmx."""
+    """Yields the blocks of a corpus whose single file has both sides, such as .tmx. See `blocks` for the parameters."""
     longest = max(longest, BLOCK_BYTES)
     for index, part in enumerate(pairs(corpus, BLOCK_LINES, BLOCK_BYTES)):
         if index % shard[1] != shard[0] - 1:

@@ -14,7 +14,7 @@ from nmtkit.config.extras import imported
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSIONS = (*_OPENERS, ".zst")
 CHUNK = 1 << 20
-ZSTD_CHUNK = 1 << 10  # compressed bytes that are decompressed at a time, to at most 32 MiB of text
+ZSTD_CHUNK = 1 << 10  # number of compressed bytes to decompress at a time; the result has at most 32 MiB
 
 
 def is_compressed(path: Path) -> bool:

@@ -72,7 +72,7 @@ class Pairs:
 
 
 def as_columns(items: Sequence[str]) -> ColumnNames | None:
-    """Returns the value of --columns, or None if it is empty. Raises ValueError unless it has two items."""
+    """Returns the two items of --columns, or None if `items` is empty. Raises ValueError for any other number."""
     if len(items) not in (0, 2):
         raise ValueError(f"--columns has {len(items)} items; give the source and the target column")
     return (items[0], items[1]) if items else None
@@ -160,7 +160,7 @@ def _codes(prefix: str) -> dict[str, list[Path]]:
 
 
 def _hint(prefix: str, codes: dict[str, list[Path]]) -> str:
-    """Returns the end of the message about a missing side: similar files or languages."""
+    """Returns the end of the error message about a missing file. The text names similar files or other languages."""
     path = Path(prefix)
     if path.is_file():
         code = path.suffix[1:] or "LANG"

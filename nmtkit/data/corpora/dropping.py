@@ -23,9 +23,9 @@ PARTITION_PAIRS = 1 << 18  # number of pairs whose hashes are sorted at a time; 
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
 PART_TOKENS = 1 << 15  # approximate number of tokens that are hashed at once, so that they fit in the CPU cache
-POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers, plus an even number
+POSITIONS = 1 << 10  # number of random multipliers; for a later position, a multiplier plus an even number is used
 
-EXAMPLES = 5  # number of example pairs of a reason
+EXAMPLES = 5  # maximum number of example pairs that are kept for each reason
 EXAMPLE_CHARACTERS = 200
 
 Hashes = npt.NDArray[np.uint64]
@@ -71,9 +71,10 @@ class ReasonCounts:
     examples: dict[str, list[PairExample]] = field(default_factory=dict)
 
     def count(self, reason: str, pairs: int, examples: Sequence[PairExample] = (), *, drops: bool) -> None:
-        """Adds `pairs` to the number of pairs of `reason`. `examples` are some of the added pairs.
+        """Adds `pairs` to the number of pairs of `reason` that are dropped (if `drops` is true) or kept.
 
-        Calls must follow the order of the text, because the first EXAMPLES examples are kept.
+        `examples` are some of these pairs. Calls must follow the order of the text, because the first EXAMPLES examples
+        are kept.
         """
         counts = self.dropped if drops else self.kept
         counts[reason] = counts.get(reason, 0) + pairs
@@ -169,8 +170,9 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
 def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> RowNumbers:
     """Returns the indices of the pairs to drop, ascending. `path` is a file that `partition` has written.
 
-    All pairs of a group of equal pairs are dropped, except the best pair. The best pair has the highest `quality`
-    [pairs of all files]. If the qualities are equal, or without `quality`, the first pair is the best pair.
+    All pairs of a group of equal pairs are dropped, except the best pair. The best pair has the highest `quality`. If
+    the qualities are equal, or without `quality`, the first pair is the best pair. `quality` has an entry for each pair
+    of the corpus, not only for the pairs of this file.
     """
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     rank = np.zeros(len(records)) if quality is None else -quality[records[:, 2].astype(np.int64)]

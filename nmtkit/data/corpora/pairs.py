@@ -65,7 +65,7 @@ def windows_of_side(
     columns: ColumnNames | None = None,
     size: int = BLOCK_PAIRS,
 ) -> Iterator[list[str]]:
-    """Yields the texts of one side of a single file, `size` texts at a time. Side 0 is the source, 1 the target."""
+    """Yields the texts of a side of a file, `size` texts at a time. `index` is 0 for the source, 1 for the target."""
     for part in pairs(locate(str(path), *languages, columns), size):
         yield (part.sources, part.targets)[index]
 

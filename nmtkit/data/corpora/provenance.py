@@ -48,7 +48,7 @@ def write_provenance(paths: Sequence[Path], facts: Mapping[str, Any]) -> None:
 def read_provenance(paths: Sequence[Path]) -> dict[str, Any] | None:
     """Returns the facts about a corpus, or None if the file of facts is missing.
 
-    Logs a warning and returns None if the file of facts is damaged or does not have the sizes of these files.
+    Logs a warning and returns None if the file of facts is damaged, or if its sizes differ from the sizes of `paths`.
     """
     path = provenance_path(paths)
     try:

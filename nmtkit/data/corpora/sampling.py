@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Sample(Generic[T]):
-    """A uniform random sample of at most `limit` items, such as lines, in their order.
+    """A uniform random sample of at most `limit` items, such as lines. The sample keeps the order of the items.
 
     Every item gets a random number, which depends only on the seed and the index of the item. The sample consists of
     the items with the smallest numbers. So the same items and seed give the same sample, however the items are

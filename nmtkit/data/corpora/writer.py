@@ -123,9 +123,11 @@ class CorpusWriter:
     def write(self, pairs: Pairs) -> None:
         """Appends pairs.
 
-        Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, if a column that is
-        written has the name of a language, if the values of a column of a .parquet have different types, and if a
-        .jsonl cannot hold a value, such as bytes or a date.
+        Raises ValueError in these cases:
+        - The format has columns, and the name of a column is a language of the corpus.
+        - The format is .tsv or .parquet, and a pair has a column that the first pairs lack.
+        - The format is .parquet, and the values of a column have different types.
+        - The format is .jsonl, and JSON cannot hold a value, such as bytes or a date.
         """
         if not len(pairs):  # an empty block does not show the names of the columns
             return
@@ -136,7 +138,7 @@ class CorpusWriter:
                     f"{self.paths[0]}: the column {language!r} of the input has the name of a language; rename the "
                     "column"
                 )
-        if self._names is None or not self.has_columns:  # `_warn` names the left-out columns of all corpora
+        if self._names is None or not self.has_columns:  # `_warn` names the columns of all pairs
             self._names = list(dict.fromkeys([*(self._names or ()), *names]))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))

@@ -74,7 +74,7 @@ class BatchSampler:
         # windows of equal size, each of at most `window_pairs` pairs
         count = max(1, -(-self.pairs // window_pairs))
         self.windows = list(pairwise(self.pairs * index // count for index in range(count + 1)))
-        longest, tokens = np.zeros(2, np.int64), np.zeros(2)  # for each side: longest sentence, sum of tokens
+        longest, tokens = np.zeros(2, np.int64), np.zeros(2)  # tokens of [source, target]: maximum, sum
         for start, end in self.windows:
             sides = source_lengths[start:end], target_lengths[start:end]
             check_sizes(range(start, end), *sides, batch_tokens, "--batch-tokens")

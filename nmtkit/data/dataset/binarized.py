@@ -58,7 +58,7 @@ class Split:
     alignments: StoredSide | None = None  # links between pieces, see encoding.py
     directions: tuple[Direction, ...] = ()  # directions of the dataset, such as en-de; () if it has only one
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
-    rows: RowNumbers | None = None  # row numbers in the subset on disk; None: all rows
+    rows: RowNumbers | None = None  # numbers of these rows in the subset on disk; None: all rows of the subset
     uncounted: int = 0  # number of tokens at the beginning of each target that the loss does not count
     one_language: bool = False  # whether both sides of a dataset of one direction have the same language
 

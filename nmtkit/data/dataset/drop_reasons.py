@@ -24,7 +24,7 @@ DUPLICATE = "duplicate pair"
 REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
 
 _NUL = re.compile(b"\0")
-# control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
+# control characters: C0 (except NUL, tab, line feed and carriage return), DEL (0x7f), and C1 in UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 

@@ -86,7 +86,7 @@ class ParallelCorpus:
         return " and ".join(dict.fromkeys(f"{name}:{number}" for name in self.names))
 
     def blocks(self, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[LineBlock]:
-        """Yields the lines in blocks, as described at `blocks`. The span of the alignments follows all other spans."""
+        """Yields the lines in blocks, like the function `blocks`. The span of the alignments, if any, is the last."""
         if self.container is not None:
             return extracted_blocks(self.container, folder, longest, shard)
         return blocks([*self.paths, *([] if self.alignments is None else [self.alignments])], folder, longest, shard)
@@ -321,7 +321,7 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
     digests = []
     for language, path, corpus in zip(languages[1:], extracted[1:], corpora, strict=True):
         digest = hashlib.sha256()
-        with extracted[0].open("wb") as source, path.open("wb") as target:  # replaces the copy of the first language
+        with extracted[0].open("wb") as source, path.open("wb") as target:  # every pass writes extracted[0] again
             for part in pairs(corpus):
                 text = "".join(line + "\n" for line in part.sources).encode()
                 digest.update(text)

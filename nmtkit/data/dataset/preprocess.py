@@ -268,7 +268,7 @@ class DatasetWriter:
         return dropped
 
     def _mixed_rows(self, bounds: list[int], dropped: mixing.Dropped | None) -> Iterator[dropping.RowNumbers]:
-        """Returns the row numbers of an epoch, in chunks. Raises ValueError if an epoch has no pair of a corpus."""
+        """Returns the row numbers of an epoch, in chunks. Raises ValueError if a weight leaves no pair of a corpus."""
         reports = self.report.corpora
         if self.config.temperature is not None:
             weights = mixing.weights_of_temperature([each.written for each in reports], self.config.temperature)
@@ -306,9 +306,10 @@ class DatasetWriter:
     def warnings(self, languages: bool) -> list[str]:
         """Returns warnings about likely errors in the training data. With --corpora, checks each corpus separately.
 
-        With `languages`, also warns of corpora whose languages seem exchanged. A corpus is compared with the valid and
-        test sets or, if they have little text or with --corpora, with the whole training text. A corpus with more than
-        two languages has no statistics, and therefore no warnings.
+        With `languages`, also warns of corpora whose languages seem exchanged. For this, the blocks of a corpus are
+        compared with the valid and test sets. If these sets have little text, the blocks are compared with the whole
+        training text. With --corpora, the blocks are compared with the whole text of their corpus. A corpus with more
+        than two languages has no statistics, and therefore no warnings.
         """
         one_direction = self.config.corpora is None
         corpora = self.report.corpora

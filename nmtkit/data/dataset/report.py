@@ -24,7 +24,7 @@ from nmtkit.text.encoded import Encoded
 
 LONGEST_BAR = 256  # maximum length in tokens in a histogram; the last bar also counts longer sentences
 TOP_PIECES = 40
-SAMPLED = 5  # pairs of each corpus on the page
+SAMPLED = 5  # maximum number of pairs of each corpus on the page
 CUT = 300  # maximum number of characters of a sampled sentence
 
 # A value beyond one of these limits causes a warning.
@@ -95,7 +95,7 @@ class TextStatistics:
 
 
 def profile_of(texts: Sequence[bytes]) -> Profile:
-    """Counts the byte pairs of both sides in slices that are evenly distributed over the text."""
+    """Counts the byte pairs of each side by class. Reads only slices that are evenly distributed over a large text."""
     rows = []
     for text in texts:
         data = np.frombuffer(text, np.uint8)
@@ -147,7 +147,7 @@ class CorpusReport:
 class SplitReport:
     pairs: int
     tokens: dict[str, int]  # number of tokens by side, eos included
-    histograms: dict[str, npt.NDArray[np.int64]]  # by side: number of sentences of each length up to LONGEST_BAR
+    histograms: dict[str, npt.NDArray[np.int64]]  # by side: entry n is the number of sentences of n tokens
 
     @staticmethod
     def of(lengths: dict[str, npt.NDArray[Any]]) -> "SplitReport":
@@ -402,7 +402,7 @@ def _lead(report: DatasetReport) -> str:
 
 
 def _share(part: int, total: int) -> str:
-    """Returns `part` of `total` as a percentage. A part above 0 never reads "0.0%"."""
+    """Returns `part` of `total` as a percentage, but "less than 0.1%" if a part above 0 would become "0.0%"."""
     return f"{part / total:.1%}" if part * 2000 >= total or not part else "less than 0.1%"
 
 

@@ -53,8 +53,8 @@ Sizes = Counter[str]  # lengths of the arrays of one block, or of all earlier bl
 class EncodedBlock:
     """The sentences of a block without tags and language tokens, and the pairs of sentences to keep."""
 
-    sides: Sequence[Encoded]  # one for each language; all lines
-    hashes: Sequence[Hashes]  # [lines, 2], one for each pair of languages
+    sides: Sequence[Encoded]  # for each language, the sentences of all lines
+    hashes: Sequence[Hashes]  # one array [lines, 2] for each pair of languages
     keep: Mask  # [language pairs, lines]
     links: Encoded | None = None  # links between the pieces of each kept pair, see encoding.py
 
@@ -140,7 +140,7 @@ class Storage(ABC):
 
     @abstractmethod
     def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
-        """Yields the next entries of each file of `row_files`, for each array of row numbers in `runs`."""
+        """For each array of row numbers in `runs`, yields the entries of these rows in each file of `row_files`."""
 
     def write_rows(self, split: str, runs: Iterable[RowNumbers]) -> None:
         """Writes the final files of the rows. `runs` has arrays of row numbers, in the order of training."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nmtkit.config.files import parse_json, write_atomically
 
-# T target tokens, C stored pieces for each target token
+# In shapes, T is the number of target tokens, and C is the number of stored pieces for each target token.
 
 FORMAT = 1
 MANIFEST = "manifest.json"

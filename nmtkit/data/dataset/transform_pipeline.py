@@ -16,7 +16,7 @@ from nmtkit.data.dataset.transforms import Transform
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.text.encoded import Encoded, Ids
 
-Draw = int | tuple[int, int]  # the epoch; if an epoch may have a pair several times, also the index of the update
+Draw = int | tuple[int, int]  # the epoch; or (epoch, index of the update) if an epoch can repeat a pair
 
 
 class TransformPipeline:
@@ -54,7 +54,7 @@ class TransformPipeline:
         copies of a pair with the same draw. Raises ValueError if a transform returns an invalid result.
         """
         sides = []
-        languages = []  # the language tokens at the beginning of each sentence, for both sides
+        languages = []  # for both sides: the language tokens at the beginning of each sentence
         for side, known in zip((source, target), self.language_ids, strict=True):
             taken, sentences = _without_prefixes([ids[:-1] for ids in side.split()], known)
             languages.append(taken)

@@ -3,8 +3,9 @@
 Transforms of text come before transforms of ids, because text does not keep a segmentation or a mask.
 
 A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
-every epoch, and with sampling to each copy of a pair. Validation applies no transforms. Tags at the beginning of a
-source sentence are removed before a transform and put back after the transform, so that the tags do not change.
+every epoch. If an epoch contains several copies of a pair, training applies the transforms to each copy anew.
+Validation applies no transforms. Tags at the beginning of a source sentence are removed before a transform and put back
+after the transform, so that the tags do not change.
 """
 
 from abc import ABC, abstractmethod
@@ -142,7 +143,7 @@ class WordShuffleConfig(Config):
 class WordShuffle(WordNoise):
     """Moves source words by at most k places (Lample et al. 2018, section 2.3: k = 3).
 
-    Words are sorted by their position plus a uniform number below k + 1.
+    Words are sorted by their position plus a uniform random number from 0 to k + 1.
     """
 
     def __init__(self, config: WordShuffleConfig, tokenizer: Tokenizer) -> None:
@@ -169,7 +170,7 @@ class SpanMaskingConfig(Config):
 
 @TRANSFORMS.register("span_masking", SpanMaskingConfig())
 class SpanMasking(WordNoise):
-    """Masks spans of source words in pairs from a language to itself. The model learns to restore the text.
+    """Masks spans of source words in pairs with the same language on both sides. The model learns to restore the text.
 
     Source: mBART (Liu et al. 2020, section 2.2), after BART (Lewis et al. 2020). One symbol replaces each span; a span
     of zero words inserts a symbol. Pairs of two languages are translations and do not change.
@@ -345,7 +346,7 @@ class Typos(Transform):
 
 
 def mistyped(word: str, end: str, generator: np.random.Generator) -> tuple[str, str]:
-    """Returns `word` and `end`, the text after the word, with one random typing error.
+    """Makes a random typing error. Returns the new word and the new `end`. `end` is the text after the word: " " or "".
 
     Nothing changes if the word does not allow the error: for example, the only letter of a word is not left out.
     """
@@ -364,7 +365,7 @@ def mistyped(word: str, end: str, generator: np.random.Generator) -> tuple[str, 
     return (word, "") if kind == 4 else (word, end)
 
 
-# first and last letter: Latin, Latin with accents, Greek, Cyrillic, Hebrew, Hiragana, Chinese
+# first and last letter of each script: Latin, Latin with accents, Greek, Cyrillic, Hebrew, Hiragana, Chinese
 SCRIPTS = ("az", "ßö", "αω", "ая", "את", "ぁゖ", "一龥")
 
 

@@ -1,7 +1,8 @@
 """Downloads of files and JSON over HTTP.
 
-A download goes to a hidden file next to its destination, and gets its name when it is complete. A later call resumes an
-interrupted download, if the server says that the file has not changed (RFC 9110, sections 13.1.5 and 14.2).
+The received data goes to a hidden file next to the destination. When the download is complete, the hidden file gets the
+name of the destination. A later call resumes an interrupted download, if the server says that the file has not changed
+(RFC 9110, sections 13.1.5 and 14.2).
 """
 
 import hashlib
@@ -162,11 +163,11 @@ class HttpClient:
             return self.opener.open(request, timeout=self.config.request_timeout)
         except urllib.error.HTTPError as error:
             answer = ""
-            with error, suppress(OSError, http.client.HTTPException):  # the body is optional in the message
+            with error, suppress(OSError, http.client.HTTPException):  # the error message can omit the body
                 answer = _shown(error.read(300))
             reason = f"status {error.code} ({printable(str(error.reason))[:60] or 'no reason'})"
             if error.code == 416 and headers:
-                raise _ChangedError("the server has a shorter file than before") from None
+                raise _ChangedError("the server has no data after the received part") from None
             if may_pass(error.code):
                 raise _TemporaryError(reason, asked_wait(error.headers.get("Retry-After"))) from None
             raise DownloadError(f"{url}: {reason}{f': {answer}' if answer else ''}") from None
@@ -205,7 +206,7 @@ class HttpClient:
                     raise _TemporaryError(f"the connection ended after {partial.size:,} of {total:,} bytes")
                 return str(response.url)
         except _ChangedError:
-            log.info("%s: the file has changed since the last attempt, so the download begins again", url)
+            log.info("%s: the received part does not fit the file on the server, so the download begins again", url)
             partial.clear()
             raise
 

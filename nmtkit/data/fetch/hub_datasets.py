@@ -28,7 +28,8 @@ NAME = re.compile(
     r"(?::(?P<config>\w[\w.+-]*))?(?:/(?P<split>\w[\w.+-]*))?"
 )
 SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
-PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # does not match zh-TW, a language
+# matches a pair of languages, such as en-de, but not the language zh-TW
+PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")
 SHARD = re.compile(r"-\d{5}-of-(?P<count>\d{5})(?=\.|$)")
 TEXT_COLUMNS = ("text", "sentence")  # columns of files with one language
 FORMATS = ("parquet", "jsonl", "tsv")

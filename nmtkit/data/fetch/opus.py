@@ -60,7 +60,7 @@ class OpusApi:
         return [printable(each) if isinstance(each, str) else each for each in found]
 
     def files(self, languages: tuple[str, str], **parameters: str) -> list[OpusFile]:
-        """Returns the archives for a pair of languages, in the codes of OPUS. Raises DownloadError."""
+        """Returns the archives for two languages. `languages` are codes of OPUS. Raises DownloadError."""
         source, target = languages
         rows = self.ask("corpora", source=source, target=target, preprocessing="moses", **parameters)
         try:
@@ -80,7 +80,7 @@ class OpusApi:
         return [code for code in self.ask("languages", languages="True", **parameters) if isinstance(code, str)]
 
     def find(self, corpus: str, version: str | None, languages: tuple[str, str]) -> OpusFile:
-        """Returns the archive of a corpus: the latest version, if `version` is None.
+        """Returns the archive of a corpus. If `version` is None, returns the latest version.
 
         Raises ValueError if OPUS lacks the corpus, the version or the languages. The message lists the alternatives.
         """

@@ -34,7 +34,7 @@ class PublishedSet:
 
     pair: str  # such as en-de
     sources: list[str]
-    references: list[list[str]]  # for each reference, all its lines
+    references: list[list[str]]  # all lines of each reference
     downloads: tuple[str, ...]  # addresses of the archives
 
     @property
@@ -50,9 +50,9 @@ def known_sets() -> dict[str, Any]:
 
 
 def check_sets(names: Sequence[str], pair: str | None, flag: str) -> None:
-    """Raises ValueError if there is no name, or if a name is unknown or repeated, or if a set lacks the pair.
+    """Raises ValueError if `names` is empty, if a name is unknown or repeated, or if a set lacks the pair.
 
-    The message has the nearest name. If `pair` is None, the message asks for `flag`.
+    The message has the nearest name. Also raises ValueError if `pair` is None. Then the message asks for `flag`.
     """
     sets = known_sets()
     if not names or len(set(names)) < len(names):
@@ -68,7 +68,7 @@ def check_sets(names: Sequence[str], pair: str | None, flag: str) -> None:
 
 
 def pair_of_languages(names: Sequence[str], source: str, target: str) -> str:
-    """Returns a language pair, written with the codes of the first set: en-de for eng_Latn and de.
+    """Returns a language pair in the codes of the first set. For example, returns en-de for eng_Latn and de.
 
     Returns the codes unchanged if the set lacks the pair. Raises ValueError for an unknown set.
     """

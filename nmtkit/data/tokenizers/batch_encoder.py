@@ -76,7 +76,7 @@ class BatchEncoder:
         self._clear()
 
     def _clear(self) -> None:
-        """Removes all words from the table. No word has the index 0, so a line end gets this index, with the id eos."""
+        """Removes all words from the table. Index 0 stands for the end of a line, and its only id is eos."""
         self._table = WordTable()
         self._first, self._counts = np.zeros(1, np.int64), np.ones(1, np.int64)
         self._ids = np.array([EOS], self._dtype)  # ids of all words, concatenated
@@ -212,7 +212,10 @@ def _groups(words: list[str]) -> list[list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class WordKeys:
-    """The keys of words. Column i has the indices of the words that have an i-th number, and these numbers."""
+    """The keys of words. A key is a sequence of numbers.
+
+    Column i has two arrays: the indices of the words whose key has a number i, and number i of each of these words.
+    """
 
     count: int
     columns: list[tuple[WordIndices | slice, WordNumbers]]

@@ -20,9 +20,9 @@ _ENCODED = re.compile(f"{ESCAPE}([_{ESCAPE}])|{FOREIGN}|{SPACE_SYMBOL}|\n")
 def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Span]:
     """Returns the span in `line` of the piece of each id. A span includes the space before its piece.
 
-    Pieces that stand for one character, such as the bytes of the character, share the span of the character. If
-    the number of pieces of the line differs from the number of `ids`, as is possible for ids of a dataset, the spans
-    are positions in the decoded `ids`, cut at the end of the line.
+    Pieces that stand for one character, such as the bytes of the character, share the span of the character. `ids` of
+    a dataset can differ in number from the pieces of the line. In this case, the spans are positions in the text of the
+    decoded `ids`, and positions after the end of the line become the end of the line.
     """
     prepared = model.prepared_line(line)
     encoded = {"text": prepared, **model.processor.encode(prepared, return_type="offset_mapping")}

@@ -114,7 +114,7 @@ class SubwordSampler:
         first. `numbers[n]` in [0, 1) decides the n-th draw.
         """
         sums = [0.0] + [-math.inf] * len(text)
-        # for each end position: start and log weight of each piece that ends there
+        # for each end position: (start, log weight) of each piece with this end
         pieces: list[list[tuple[int, float]]] = [[] for _ in sums]
         for end in range(1, len(text) + 1):
             for start in range(max(0, end - self.longest), end):

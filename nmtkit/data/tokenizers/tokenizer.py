@@ -1,9 +1,9 @@
 """Converts text to ids and back with SentencePiece.
 
-Encoding normalises a line to NFC, removes invisible characters that are not in the vocabulary, replaces white space
-that is not in the vocabulary by U+0020, merges runs of U+0020, and removes U+0020 at both ends. A
-space symbol of SentencePiece in the text is escaped. With byte fallback, no character is unknown, and decoding returns
-the prepared line. Every vocabulary that nmtkit trains has byte fallback, except a vocabulary of words.
+Encoding first prepares a line. It normalises the line to NFC, removes invisible characters that are not in the
+vocabulary, replaces white space that is not in the vocabulary by U+0020, merges runs of U+0020, and removes U+0020 at
+both ends. A space symbol of SentencePiece in the text is escaped. With byte fallback, no character is unknown, and
+decoding returns the prepared line. Every vocabulary that nmtkit trains has byte fallback, except a vocabulary of words.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from nmtkit.models.architectures.interface import Architecture, Vocabulary
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
 CHANGED_FROM = 4  # position from which the words of the first target sentence are changed
 FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
-TOLERANCE = 1e-4  # allowed change as a share of the largest feature; a different order of summation changes less
+TOLERANCE = 1e-4  # largest allowed change, as a share of the largest feature; rounding errors are smaller
 
 
 class ContractError(ValueError):

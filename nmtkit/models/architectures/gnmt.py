@@ -1,4 +1,4 @@
-"""GNMT: "Google's Neural Machine Translation System" (Wu et al. 2016), in the order of its section 3."""
+"""GNMT: "Google's Neural Machine Translation System" (Wu et al. 2016). The code follows the order of section 3."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -43,7 +43,9 @@ PUBLISHED = GNMTConfig()
 
 
 class ResidualStack(nn.Module):
-    """The LSTM layers above the bottom layer, with residual connections from the second of them on (equation 6).
+    """The LSTM layers above the bottom layer.
+
+    The second of these layers and all later layers have residual connections (equation 6).
 
     `context` is the width of the attention context, which every layer of the decoder reads (section 3, figure 1).
     """

@@ -40,7 +40,7 @@ class IncrementalState(DecoderState):
         }
         self.packed_memory = memory if layers is None else None
         self.position = self.lengths.new_zeros(rows)  # [N]: number of tokens so far in each row
-        self.recorded_weights: list[Tensor] | None = None  # if a list, it collects cross-attention [B, H, L, M]
+        self.recorded_weights: list[Tensor] | None = None  # if a list, it collects attention weights [B, H, L, M]
 
     def advance(self, layout: Layout) -> Tensor:
         """Counts the new tokens of each row. Returns the positions [T] of these tokens, from 0."""

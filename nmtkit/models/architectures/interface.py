@@ -54,9 +54,9 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, source: Packed) -> Packed:
-        """Returns the memory of source ids [S]: values [S, …] on a layout with the same number of sentences.
+        """Returns the memory of source ids [S]: values [memory positions, …], with a layout of the same sentences.
 
-        The number of memory positions of a sentence may differ from the number of source tokens.
+        A sentence may have more or fewer memory positions than source tokens.
         """
 
     @abstractmethod
@@ -110,8 +110,8 @@ class Architecture(nn.Module, ABC):
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         """Returns attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
 
-        L are queries and M keys. Weights are zero beyond the end of a sentence. Raises ValueError for an architecture
-        without attention.
+        L is the axis of queries, and M is the axis of keys. Weights are zero beyond the end of a sentence. Raises
+        ValueError for an architecture without attention.
         """
         raise ValueError(f"{type(self).__name__} has no attention to show")
 

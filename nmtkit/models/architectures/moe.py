@@ -21,7 +21,7 @@ from nmtkit.models.layers.recurrent import AttentionLSTM, BidirectionalLSTM, Lay
 
 # S source tokens, T target tokens, D model width
 
-# Appendix E: between LSTM layers
+# The mixture layer between LSTM layers (appendix E)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,7 +223,7 @@ class ExtendedNeuralGPU(Architecture):
     # --- memory of the backward pass ----------------------------------------------------------------------------------
 
     def parts(self, steps: int) -> list[tuple[int, int]]:
-        """Divides the steps into groups of `recomputed_steps`. Returns the first step and the last step + 1 of each."""
+        """Divides steps into groups of `recomputed_steps`. Returns (first step, last step + 1) for each group."""
         length = self.config.recomputed_steps or steps
         return [(first, min(first + length, steps)) for first in range(0, steps, length)]
 

@@ -114,8 +114,8 @@ class TransformerConfig(Config):
     )
     base_width: int | None = option(
         None,
-        "width of a smaller model with the same best learning rate: maximal update parametrization (Yang et al. 2021, "
-        "table 8), which scales the logits and the learning rates; none: no such scaling",
+        "width of the smaller model on which --lr was tuned; maximal update parametrization (Yang et al. 2021, table "
+        "8) then scales the logits and the learning rates, so that this --lr is also good here; none: no scaling",
         min=1,
         max=65_536,
     )
@@ -163,7 +163,8 @@ class TransformerConfig(Config):
             raise ValueError("--base-width needs scaled embeddings; leave out --no-scale-embeddings")
         if self.residual != "plain" and self.pre_norm:
             raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
-        # a preset with convolutions on both sides may become a language model
+        # With --encoder-layers 0, the encoder may keep the same convolution as the decoder, because some presets set
+        # both.
         encoder_differs = self.encoder_self_attention not in ("attention", self.decoder_self_attention)
         if not self.encoder_layers and (self.encoder_layerdrop or encoder_differs):
             flag = "--encoder-layerdrop" if self.encoder_layerdrop else "--encoder-self-attention"

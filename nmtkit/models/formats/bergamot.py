@@ -6,10 +6,10 @@ of data), names, shapes, an offset to the next multiple of 256 bytes, and the da
 is padded to multiples of 256 bytes.
 
 The elements of a matrix have 8 bits: a weight w becomes round(w s). Each matrix has one scale s = 127 / max |w|, which
-follows the elements. The header has Marian's shape, but the elements have the order of torch: all inputs of the first
-output, then all inputs of the second output, and so on. The engines also need a scale for the input of each product, in
-a tensor whose name is the name of the matrix with the ending _QuantMultA. These scales come from the activations of a
-few sentences. The embeddings are also the output projection.
+follows the elements. The shape in the file is the shape in Marian, but the elements have the order of torch: all
+weights of the first output, then all weights of the second output, and so on. The engines also need a scale for the
+input of each product, in a tensor whose name is the name of the matrix with the ending _QuantMultA. These scales come
+from the activations of a few sentences. The embeddings are also the output projection.
 """
 
 from collections.abc import Mapping, Sequence

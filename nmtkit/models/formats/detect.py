@@ -16,7 +16,7 @@ def load(source: Path) -> Checkpoint:
                 f"{source} is an export of nmtkit; make a checkpoint of it: nmtkit export --format checkpoint {source} "
                 "FILE"
             )
-        # tested first, because the Trainer of Hugging Face also writes .pt files
+        # tested before fairseq, because the Trainer of Hugging Face also writes .pt files
         if (source / huggingface.CONFIG_FILE).exists():
             return huggingface.load(source)
         if source.suffix == ".npz" or any(marian.decoder_files(source)):

@@ -31,7 +31,8 @@ WEIGHTS = (
 TOKENIZER_FILES = (".spm", ".model", ".vocab", ".txt", ".yml")
 
 log = logging.getLogger("nmtkit")
-_opened: dict[tuple[Path, str], Path] = {}  # cache and name -> checkpoint, so that a process uses one commit of a name
+# (folder of the cache, name) -> checkpoint; a process always uses the same commit for a name
+_opened: dict[tuple[Path, str], Path] = {}
 
 
 def checkpoint(name: str) -> Path:

@@ -51,7 +51,8 @@ from nmtkit.models.formats.writing import (
 )
 
 MARIAN, M2M = "MarianMTModel", "M2M100ForConditionalGeneration"
-# A program (a class of transformers) supports every value of the settings in SAME, and the values in ALLOWED.
+# A program is a class of transformers. SAME has the settings of which a program supports every value. ALLOWED maps
+# further settings to the values that the program supports.
 SAME = {MARIAN: SIZES | {"scale_embeddings", "share_embeddings"}, M2M: SIZES | {"scale_embeddings"}}
 ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     MARIAN: {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")},
@@ -89,7 +90,7 @@ MARIAN_IDS = {"pad_token_id": BOS, "decoder_start_token_id": BOS, "eos_token_id"
 START, PAD, END, UNKNOWN = 0, 1, 2, 3  # ids of M2M-100; START is <s>, from which the decoder of nmtkit starts
 M2M_IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
 NAMES = {"<s>": START, "<pad>": PAD, "</s>": END, "<unk>": UNKNOWN}
-WRITES = ("norm", "out_proj", "fc2")  # layers whose output is in the residual stream; all other layers read from it
+WRITES = ("norm", "out_proj", "fc2")  # layers that write to the residual stream; all other layers read from the stream
 
 
 def save(source: Path, destination: Path) -> None:

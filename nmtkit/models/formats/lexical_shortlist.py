@@ -5,7 +5,7 @@ source word. A binary file begins with a header of six 64-bit numbers: magic num
 number of most frequent target pieces, number of best target pieces of each source piece, number of offsets, and total
 length of the lists. A list has the ids of the target pieces of a source piece. After the header come the offsets (the
 bounds of the lists, 64-bit numbers) and the lists (32-bit numbers). All numbers are little-endian
-(`src/data/shortlist.h` of Marian). The most frequent pieces are the first ids of the vocabulary.
+(`src/data/shortlist.h` of Marian). The most frequent pieces have the first ids of the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def read(path: Path, tokenizer: Tokenizer, vocabularies: tuple[Path, ...] = ()) 
 
 
 def write_text(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> None:
-    """Writes entries in their order. Raises ValueError if they have no probabilities."""
+    """Writes a text file with the entries in their order. Raises ValueError if the entries have no probabilities."""
     if entries.probabilities is None:
         raise ValueError(
             f"{path}: a text file needs probabilities, which a binary shortlist lacks; name the output ….bin"
@@ -81,15 +81,16 @@ def write_text(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> Non
 
 
 def write_binary(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> None:
-    """Writes the sorted list of each source piece. Probabilities and entries of the empty source word are left out.
+    """Writes a binary file with a sorted list of target pieces for each source piece.
 
-    The most frequent pieces are in the list of eos, which is the last piece of every source sentence.
+    The file has no probabilities, and no entries of the empty source word. The most frequent pieces are in the list of
+    eos, which is the last piece of every source sentence.
     """
     size = tokenizer.target_size
     real = entries.sources < tokenizer.source_size
     keys = entries.sources[real].astype(np.int64) * size + entries.targets[real]
     frequent = np.empty(0, np.int64) if entries.frequent is None else entries.frequent.astype(np.int64)
-    # Marian rejects a file whose last lists are empty, so the last piece gets eos
+    # Marian rejects a file whose last list is empty, so eos is added to the list of the last source piece
     keys = np.unique(np.concatenate((keys, EOS * size + frequent, [(tokenizer.source_size - 1) * size + EOS])))
     lengths = np.bincount(keys // size, minlength=tokenizer.source_size)
     offsets = np.concatenate(([0], np.cumsum(lengths)))

@@ -149,7 +149,7 @@ def check_value(settings: ModelSettings, name: str, supported: tuple[str, ...], 
 
 
 def tied_layers(settings: ModelSettings) -> tuple[int, ...]:
-    """Returns the number of the group of each decoder layer, or () without ties. A group shares all its weights."""
+    """Returns a group number for each decoder layer, or () without groups. Layers of one group share all weights."""
     words = words_of(settings, "transformer-tied-layers", "")
     if not all(map(str.isdecimal, words)):
         raise ValueError(

@@ -26,9 +26,9 @@ OPTIONAL |= {"maximized": list, "averaged": list, "scheduled": bool}
 def save(source: Path, destination: Path) -> None:
     """Writes the checkpoint `source` as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
 
-    A shortlist is in shortlist.safetensors. A parameter with several names is written once; nmtkit.json lists its other
-    names under `shared`, and all names, in their order, under `parameters`. The fingerprint of a model depends on this
-    order.
+    A shortlist is in shortlist.safetensors. A parameter with several names is written once, under its first name. In
+    nmtkit.json, `shared` maps each other name to the first name, and `parameters` lists all names in the order of the
+    model. The fingerprint of a model depends on this order.
     """
     safetensors_package()
     contents = checkpoint.load(source)

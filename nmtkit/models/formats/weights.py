@@ -15,7 +15,7 @@ from nmtkit.models.building import NoInitialisation, build, load_weights, to_che
 from nmtkit.models.formats.names import LayerNames
 from nmtkit.models.formats.vocabulary import HIDDEN, IdTable
 
-ARCHITECTURE = "transformer_base"  # preset in ARCHITECTURES, which the settings of an imported model override
+ARCHITECTURE = "transformer_base"  # the settings of an imported model override the settings of this preset
 
 
 class Weights:

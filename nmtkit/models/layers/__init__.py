@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"  # attributes: hooks by id
+# names of attributes of a module; each attribute is a dictionary from ids to hooks
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 log = logging.getLogger("nmtkit")
 
@@ -69,7 +70,7 @@ def hooks_of(module: nn.Module) -> list[object]:
 
 
 def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Returns whether a module gives exactly the same results as class `kind`, so faster code can replace it.
+    """Returns whether a module gives exactly the same results as class `kind`, so faster code can replace the module.
 
     This is false for a subclass (a parametrization also makes a subclass), for a module with hooks
     (`torch.nn.utils.weight_norm` computes the weight in a hook), and for a module whose `forward` was replaced.
@@ -82,7 +83,10 @@ def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def rows_of(sentences: Tensor, beams: int) -> Tensor:
-    """Returns the indices of the rows (hypotheses) of `sentences` [n]: [n * beams]. A sentence has `beams` rows."""
+    """Returns the indices [n * beams] of all rows (hypotheses) of n sentences.
+
+    `sentences` [n] are indices of sentences. Each sentence has `beams` rows.
+    """
     return (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
 
 

@@ -1,8 +1,9 @@
 """Attention on a CPU: batched products with a hand-written backward pass, or blocks of the token axis for windows.
 
-One copy pads the sentences and separates the heads, T H K -> BH L K, and one copy restores T H K. Keys are padded to a
-multiple of 16, because vector instructions compute 16 columns of a softmax at once (15 columns take 11 times as long as
-16). The softmax is computed in fp32. The products are computed in the dtype of the projections.
+Before the products, one copy pads the sentences and separates the heads: T H K -> BH L K. After the products, one copy
+restores the layout T H K. Keys are padded to a multiple of 16, because vector instructions compute 16 columns of a
+softmax at once (a softmax over 15 columns takes 11 times as long as over 16 columns). The softmax is computed in fp32.
+The products are computed in the dtype of the projections.
 """
 
 import math
@@ -162,7 +163,7 @@ def _to_padded(x: Tensor, layout: Layout, sentences: int, length: int) -> Tensor
     heads, width = x.shape[1:]
     if x.stride(2) != 1 or x.stride(1) != width or x.stride(0) % width:
         x = x.contiguous()
-    stride = x.stride(0) // width  # distance of successive tokens, in heads
+    stride = x.stride(0) // width  # distance between successive tokens, counted in heads
     rows = x.as_strided(((len(x) - 1) * stride + heads, width), (width, 1))
 
     def compute() -> Tensor:

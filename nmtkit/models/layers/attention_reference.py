@@ -33,7 +33,7 @@ class AttentionSpec:
 FULL_ATTENTION = AttentionSpec()
 
 
-# splits a stacked projection into heads like `HeadSplit`: (queries, keys, values) or (keys, values)
+# a function like `HeadSplit`, from a stacked projection to heads: (queries, keys, values) or (keys, values)
 SplitHeads = Callable[[Tensor], tuple[Tensor, ...]]
 
 

@@ -23,7 +23,7 @@ from nmtkit.models.layers.layer_norm import layer_norm_backward
 
 # supported dtype -> number of bit patterns, and the bit pattern of infinity
 PATTERNS = {torch.bfloat16: (1 << 16, 0x7F80), torch.float32: (1 << 32, 0x7F80_0000)}
-MAX_P = 0.99  # NaN patterns are never dropped, so the probability cannot reach 1
+MAX_P = 0.99  # elements whose random number is NaN are never dropped, so the probability cannot reach 1
 
 
 class Dropout(nn.Module):
@@ -63,10 +63,10 @@ def token_cutoff(embeddings: Iterable[nn.Module], p: float) -> Iterator[None]:
 def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor:
     """Returns norm(x + dropout(change)): T D. Dropout has probability `p`, even in evaluation mode.
 
-    If `norm` is an unmodified `nn.LayerNorm` with weight and bias, one fused operation computes the result: on a CPU,
-    and in training on a GPU if Triton works. Under autocast, the result of the fused operation has the dtype of
-    `change`: bf16 takes half the memory, and the next product needs no cast. The sum is rounded to this dtype, and the
-    statistics are computed in fp32.
+    In training, one fused operation computes the result on a CPU, and on a GPU if Triton works. The fused operation
+    needs a `norm` that is an unmodified `nn.LayerNorm` with weight and bias. Under autocast, the result of the fused
+    operation has the dtype of `change`: bf16 takes half the memory, and the next product needs no cast. The sum is
+    rounded to this dtype, and the statistics are computed in fp32.
     """
     trains = p or torch.is_grad_enabled()
     if trains and is_unmodified(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None:

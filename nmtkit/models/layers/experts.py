@@ -52,8 +52,8 @@ def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> t
     """Selects the k largest of `logits` [T, X] plus noise of standard deviation `noise_stddev` (equations 3 to 5).
 
     Returns the weights [T, k] and the indices [T, k] of the choices. The weights of a token have the sum 1. Also
-    returns the load [T, X], the probability that a choice is active if only its noise is drawn again, or None without
-    noise.
+    returns the load [T, X]: the probability that a choice is active if only its noise is drawn again. Without noise,
+    the load is None.
     """
     if noise_stddev is None:
         values, indices = logits.topk(k, -1)
@@ -172,7 +172,10 @@ class Experts(nn.Module):
     def hierarchical_gates(
         self, x: Tensor, logits: Tensor, noise_stddev: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns weights and indices [T, k * k] and, in training, the load [X] of two levels (equations 12 to 14)."""
+        """Returns the weights and indices [T, k * k] that two levels of gates select (equations 12 to 14).
+
+        In training, also returns the load [X] of the experts, otherwise None.
+        """
         active, group_size = self.config.active_experts, len(self.fc1) // self.group_gate.shape[1]
         group_weights, groups, group_load = noisy_top_k_gating(
             *self.logits(x, self.group_gate, self.group_noise), active

@@ -103,7 +103,7 @@ class LightConvolution(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.width, self.rate = heads, width, dropout
-        self.newer = 0 if causal else width // 2  # number of newer tokens that the kernel reads
+        self.newer = 0 if causal else width // 2  # number of tokens after the current token that the kernel reads
         self.in_proj = stacked_linear(d_model, (d_model, d_model), bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
         self.weight_proj = nn.Linear(d_model, heads * width, bias=False) if dynamic else None
@@ -129,7 +129,7 @@ class StepContext:
     """An `attention.RecurrentContext` for a step: the state of one layer, which is overwritten, and the memory.
 
     The state is N D, or N (W-1)*D for convolutions of maximum width W. `share` is the share of the earlier tokens in
-    the new average: n / (n + 1) after n tokens. It is one number, or a tensor N 1.
+    the new average: n / (n + 1) after n tokens. `share` is one number, or a tensor of shape N 1.
     """
 
     state: Tensor

@@ -2,7 +2,7 @@
 
 A row is a vector along the last axis of a weight, such as the weights of an output of a linear layer, or an embedding.
 The scale of a row is the largest absolute value of the row / 127. Checkpoints with 8-bit weights, int8 layers
-(`prepack.Int8Linear`) and training with rounding (`quantization.py`) share these functions, so that they round alike.
+(`prepack.Int8Linear`) and training with rounding (`quantization.py`) share these functions, so all three round alike.
 
 A scale has 17 significant bits. The product of a scale and an integer of 7 bits is then exact in fp32, so that rounding
 a weight a second time gives the same integers and the same scales.

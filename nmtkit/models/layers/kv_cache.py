@@ -9,8 +9,8 @@ sentence, a step of a layer takes 17 operations. Each operation on such small te
 of operations matters.
 
 Cache positions come in multiples of 16: a softmax over 15 columns does not use vector instructions, and takes ten times
-as long as over 16 columns. Attention multiplies all positions of the cache and masks free positions. If attention used
-a part of the tensor, torch would copy this part at every bf16 product.
+as long as a softmax over 16 columns. Attention multiplies all positions of the cache and masks free positions. If
+attention used a part of the tensor, torch would copy this part at every bf16 product.
 """
 
 import math
@@ -33,8 +33,8 @@ from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit, S
 
 MULTIPLE = 16
 # Up to this number of rows, bf16 products take several times as long as fp32 products, because the setup of a bf16
-# product takes 12 µs. For transformer_base, both take the same time at 64 rows (16 sentences of 4 rows, or 64 sentences
-# of one row).
+# product takes 12 µs. For transformer_base, both types take the same time at 64 rows (16 sentences of 4 rows, or 64
+# sentences of one row).
 MAX_FP32_ROWS = 32
 
 
@@ -190,7 +190,7 @@ class MemoryCache:
 
 
 class KVCache(MemoryCache):
-    """Keys and values for all layers: of the earlier tokens of each hypothesis, and of the memory."""
+    """Keys and values of the earlier tokens of each hypothesis, and of the memory, for all layers."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class KVCache(MemoryCache):
         super().__init__(memory, beams, projections, heads=heads, dtype=dtype)
         self.window = window
         sentences, device, capacity = self.sentences, memory.values.device, round_up(4 * beams)
-        self.used = 0  # number of used positions among E
+        self.used = 0  # number of used cache positions of a sentence, at most E
         like = self.memory_mask.new_empty(0, dtype=self._cache_dtype(sentences, device))
         self.hypotheses = KeysAndValues.zeros(len(projections), sentences, self.heads, capacity, self.widths, like)
         # B R E, added to scores: 0 at the positions of the tokens of a row, else -inf
@@ -221,7 +221,7 @@ class KVCache(MemoryCache):
     def prepare(self) -> None:
         """Reserves cache positions for the new tokens. Each layer then appends the keys and values of these tokens.
 
-        In the very first step, all rows of a sentence share one cache position.
+        If all rows of a sentence have the same token (bos) in the first step, the rows share one cache position.
         """
         if self.used + self.new > self.mask.shape[2]:
             self._prune()
@@ -339,7 +339,7 @@ class CachedContext(MemoryContext):
         keys, values = cache.hypotheses.by_layer[self.layer]
         mask, terms, change = cache.attention_mask, spec.position_terms, None
         if terms is not None:
-            by_query_head = _ungrouped(query, cache.sentences, cache.groups)  # B H R K, of all heads of queries
+            by_query_head = _ungrouped(query, cache.sentences, cache.groups)  # B HG R K
             mask = mask + _grouped(terms.scores(by_query_head, cache.distance), cache.groups).to(mask.dtype)
 
             def change(weights: Tensor) -> Tensor | None:

@@ -213,8 +213,8 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
 class _LinearCrossEntropy(torch.autograd.Function):
     """The fused cross-entropy. The gradient of logit k of a token is p(k) - eps / V - (1 - eps) [k = target].
 
-    p is the softmax of the logits. `needs_gradient` is true if the caller has gradients enabled. It is passed because
-    torch disables gradients inside a Function.
+    p is the softmax of the logits. `needs_gradient` is true if the caller has gradients enabled. The caller passes this
+    fact as an argument, because torch disables gradients inside a Function.
     """
 
     @staticmethod

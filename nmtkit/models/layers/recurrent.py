@@ -57,7 +57,7 @@ class PackedLSTM(nn.Module):
         return y if order is None else y[order]
 
     def input_gates(self, x: Tensor, rows: int) -> Tensor:
-        """Returns W x + b for the first `rows` rows of W, [T, rows]: pre-activations without the recurrent part."""
+        """Returns W x + b [T, rows] for the first `rows` rows of W: inputs of the gates without the recurrent part."""
         weight, bias = cast(Tensor, self.lstm.weight_ih_l0), cast(Tensor, self.lstm.bias_ih_l0)
         return F.linear(x, weight[:rows], bias[:rows])
 

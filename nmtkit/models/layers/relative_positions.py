@@ -22,8 +22,8 @@ def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: 
     "sinusoidal_halves" has all sines before the cosines (transformers' MarianMTModel). "sinusoidal_fairseq" has the
     same order, but the angles are pos / 10000^(i / (d_model / 2 - 1)) (Marian itself, M2M-100, NLLB).
     """
-    # The table is always computed on the CPU. Models without memory are built on the meta device, where some operations
-    # import torch._dynamo, which takes a second.
+    # The sinusoids are always computed on the CPU, even if the model is built without memory (on the meta device). On
+    # the meta device, some operations would import torch._dynamo, which takes a second.
     double: Any = {"dtype": torch.float64, "device": "cpu"}
     position = torch.arange(offset, offset + positions, **double)[:, None]
     if layout == "sinusoidal_fairseq":  # for an odd d_model, the last column is zeros
@@ -108,9 +108,10 @@ class PositionTerms(nn.Module):
 class Alibi(PositionTerms):
     """Attention with linear biases (Press et al. 2022, section 3): -m |distance|, with a slope m for each head.
 
-    For n heads, n a power of 2, the slopes are 2^(-8/n), 2^(-16/n), …, 2^-8. For another number of heads, the first
-    slopes belong to the next lower power of 2, and the others are every second slope of the next higher power, as in
-    the code of the authors. The paper has causal attention only; here the bias is symmetric in an encoder.
+    For n heads, where n is a power of 2, the slopes are 2^(-8/n), 2^(-16/n), …, 2^-8. For another number of heads, the
+    first slopes are all slopes for the next lower power of 2. The other slopes are every second slope for the next
+    higher power of 2, as in the code of the authors. The paper has causal attention only; here the bias is symmetric in
+    an encoder.
     """
 
     slopes: Tensor
@@ -129,8 +130,8 @@ class Alibi(PositionTerms):
 class RelativePositions(PositionTerms):
     """Relative position representations (Shaw et al. 2018, section 3.2, equations 3 to 5).
 
-    A learned vector for each distance, clipped to `limit`, is added to the keys, and another vector to the values. All
-    heads of a layer share the vectors.
+    Distances are clipped to `limit`. Each clipped distance has two learned vectors: one vector is added to the keys,
+    and the other vector is added to the values. All heads of a layer share the vectors.
     """
 
     def __init__(self, limit: int, *, key_width: int, value_width: int) -> None:
@@ -141,7 +142,7 @@ class RelativePositions(PositionTerms):
 
     def scores(self, query: Tensor, distance: Tensor) -> Tensor:
         keys = vectors(self.key_positions).to(query.dtype)
-        products = query @ keys.t() * query.shape[-1] ** -0.5  # B H L 2 limit + 1
+        products = query @ keys.t() * query.shape[-1] ** -0.5  # [B, H, L, 2 limit + 1]
         return products.gather(-1, self._indices(distance, query))
 
     def values(self, weights: Tensor, distance: Tensor) -> Tensor:

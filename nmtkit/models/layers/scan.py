@@ -63,7 +63,7 @@ def parallel_scan(update: Tensor, forget: Tensor) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
-    """The scan as one autograd node. With g the gradient of c, G_t = g_t + f_{t+1} G_{t+1} is the gradient of u_t."""
+    """The scan as one autograd node. If g is the gradient of c, the gradient of u_t is G_t = g_t + f_{t+1} G_{t+1}."""
 
     @staticmethod
     def forward(ctx: Any, update: Tensor, forget: Tensor, layout: Layout) -> Tensor:

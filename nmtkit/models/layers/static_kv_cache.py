@@ -11,8 +11,8 @@ for the key and the value of one token, a layer reads and writes this number of 
 
 For 256 slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of
 2.4 GB: 0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. A query is multiplied with the keys of all R hypotheses
-of its slot, and the mask discards R - 1 of these R products. They take no time, because they fill rows of a tile that
-would otherwise be empty.
+of its slot, and the mask discards R - 1 of these R products. The discarded products take no time, because they fill
+rows of a tile that would otherwise be empty.
 
 A step reads only the first `CacheLengths.target` positions. This number is the maximum length of the hypotheses in the
 slots. So a larger capacity takes memory but no time.
@@ -186,7 +186,7 @@ class StaticContext(StaticMemoryContext):
 
     cache: StaticKVCache
     position: Tensor  # B: position of the newest token of each slot
-    newest: Tensor  # N*H: indices of the new keys and values among B*H*E
+    newest: Tensor  # N*H: indices of the new keys (and values) among all B*H*E keys of the cache
     mask: Tensor  # B 1 R E, added to scores
 
     @property

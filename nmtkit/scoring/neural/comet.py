@@ -26,7 +26,8 @@ from nmtkit.scoring.segments import TextLines
 
 HPARAMS, CHECKPOINT = "hparams.yaml", "checkpoints/model.ckpt"
 CLASSES = ("regression_metric", "referenceless_regression_metric", "unified_metric")
-ENCODERS = {"XLM-RoBERTa": "XLMRoberta", "XLM-RoBERTa-XL": "XLMRobertaXL"}  # name in hparams -> prefix in transformers
+# name of the encoder in hparams.yaml -> beginning of its class names in transformers
+ENCODERS = {"XLM-RoBERTa": "XLMRoberta", "XLM-RoBERTa-XL": "XLMRobertaXL"}
 # packages of objects that Lightning stores with the weights, such as the state of callbacks; the metric ignores them
 PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric", "torchmetrics", "numpy", "comet")
 ROWS = 2048  # number of translations that the feed-forward network scores at a time
@@ -47,7 +48,7 @@ def read_hparams(folder: Path) -> ModelSettings:
 
 
 class Comet(NeuralMetric):
-    """A COMET model. Scores are multiplied by 100: most scores of COMET-22 and CometKiwi-22 are between 0 and 100."""
+    """A COMET model. A score is 100 times the output, so most scores of COMET-22 and CometKiwi-22 are from 0 to 100."""
 
     scale = 100.0
 
@@ -102,7 +103,7 @@ class Comet(NeuralMetric):
         self.positions: int = config.max_position_embeddings - 2  # the encoder counts positions from 2
 
     def _layer_mix(self, layer: Any, weights: Mapping[str, Tensor], settings: ModelSettings) -> tuple[Tensor, Tensor]:
-        """Returns the weight of each layer, embeddings first, and the factor of the sum."""
+        """Returns the weights of the embeddings and of the layers [1 + layers], and the factor of the sum [1]."""
         layers = self.encoder.config.num_hidden_layers + 1
         if layer == "mix":
             names = [f"layerwise_attention.scalar_parameters.{index}" for index in range(layers)]
@@ -126,7 +127,7 @@ class Comet(NeuralMetric):
         return self.rows(inputs).view(len(orders), -1).mean(0)
 
     def _regression(self, columns: Sequence[TextLines]) -> Tensor:
-        """Returns `outputs` from embeddings of single texts, so that a text in many triples is embedded only once."""
+        """Returns the result of `outputs`. Embeds each text alone, and only once if many triples have it."""
         index = {text: row for row, text in enumerate(dict.fromkeys(text for lines in columns for text in lines))}
         embeddings = self.rows([(text,) for text in index]).to(self.device)
         rows = torch.tensor([[index[text] for text in lines] for lines in columns], device=self.device)
@@ -142,7 +143,10 @@ class Comet(NeuralMetric):
         return self.finite(torch.cat(values))
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns the ids of <s> text </s>, or <s> text </s> </s> text </s>. Truncates long texts and long inputs."""
+        """Returns the ids of each input: <s> text </s>, or for a unified metric <s> text </s> </s> text </s>.
+
+        An input of a unified metric can also have three texts. Truncates long texts and long inputs.
+        """
         limit = self.positions - 2  # maximum tokens of a text, <s> and </s> included
         distinct = list(dict.fromkeys(text for each in texts for text in each))
         encoded = self.tokenizer.encode_batch(distinct, add_special_tokens=False)

@@ -22,7 +22,7 @@ def load(name: str, model: str, device: str) -> NeuralMetric:
     Raises OSError or ValueError for a model that cannot be found, downloaded or read, and for a device that cannot be
     used.
     """
-    usable_device(device)  # fails before gigabytes are downloaded
+    usable_device(device)  # raises an error for an unusable device before gigabytes are downloaded
     with progress.pause_for(f"Loading {model}"):
         reads_reference = not name.endswith(("kiwi", "-qe"))
         if name.startswith("comet"):

@@ -1,4 +1,4 @@
-"""MetricX-24: an mT5 model that predicts the error of a translation, 0 (perfect) to 25 (Juraska et al. 2024).
+"""MetricX-24: an mT5 model that predicts the error of a translation, from 0 (perfect) to 25 (Juraska et al. 2024).
 
 Follows the code in https://github.com/google-research/metricx at commit fc4978eb064670f7cc33e93ea4f52d38396b8ae6:
 `metricx24/predict.py` for the input, and `metricx24/models.py` for the score.
@@ -46,7 +46,8 @@ class MetricX(NeuralMetric):
             dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32
             super().__init__(files, device, dtype)
             self.network = pretrained(transformers.MT5Model, config, weights, files.folder).to(self.device, dtype)
-            # a model with tied embeddings scales its outputs; recent transformers report every `config` as tied
+            # A model with tied embeddings scales its outputs. `values` says whether embeddings are tied; `config` does
+            # not, because recent versions of transformers report every `config` as tied.
             factor = config.d_model**-0.5 if values.get("tie_word_embeddings", False) else 1.0
             self.projection = (projection[SCORE_ID] * factor).to(self.device, dtype)
         self.reads_reference = reads_reference
@@ -57,7 +58,10 @@ class MetricX(NeuralMetric):
         return self.rows(list(zip(*columns, strict=True)))[:, 0]
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns at most MAX_TOKENS - 1 ids of the pieces of "source: … candidate: … reference: …", without eos."""
+        """Returns the first MAX_TOKENS - 1 ids of each input, without eos.
+
+        An input is "source: … candidate: …", followed by " reference: …" if the metric reads a reference.
+        """
         lines = [
             f"source: {source} candidate: {candidate}" + "".join(f" reference: {text}" for text in reference)
             for candidate, source, *reference in texts

@@ -16,7 +16,7 @@ from nmtkit.jobs.distributed import usable_device
 from nmtkit.scoring.segments import SegmentMetric, TextLines
 
 Texts = tuple[str, ...]  # the texts of one input, such as a translation and its source
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}  # maximum number of padded tokens of a batch
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}  # maximum number of tokens of a batch, padding included
 MEMORY = 65_536  # maximum number of results that a metric keeps for later calls
 
 
@@ -33,7 +33,7 @@ class ModelFiles:
 
 
 class NeuralMetric(SegmentMetric):
-    """A metric that a network computes. The scores do not depend on the other texts of a batch."""
+    """A metric that a network computes. The score of a text does not depend on the other texts of its batch."""
 
     reads_source = True
     scale: float = 1.0  # score = scale x output of the network
@@ -55,7 +55,7 @@ class NeuralMetric(SegmentMetric):
 
     @abstractmethod
     def run(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns a vector for each input: [inputs, D]. `ids` and `mask` [inputs, tokens]; the mask of padding is 0."""
+        """Returns a vector for each input: [inputs, D]. `ids` and `mask` are [inputs, tokens]. Padding has mask 0."""
 
     padding: int  # id of the padding
 
@@ -83,7 +83,7 @@ class NeuralMetric(SegmentMetric):
 
     def rows(self, inputs: Sequence[Texts]) -> Tensor:
         """Returns the result of each input on the CPU: [inputs, D]. Repeated and recent inputs are computed once."""
-        memory = self._memory  # another thread may replace `_memory`, but removes nothing from this dictionary
+        memory = self._memory  # other threads may replace `_memory`, but never remove entries of this dictionary
         new = [texts for texts in dict.fromkeys(inputs) if texts not in memory]
         if new:
             progress.begin(f"Computing {self.label}", "texts", len(new))
@@ -116,7 +116,7 @@ class NeuralMetric(SegmentMetric):
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yields the indices of the inputs of each batch, longest inputs first.
 
-    A batch has at most `max_tokens` padded tokens, but at least one input.
+    A batch has at most `max_tokens` tokens, padding included, but at least one input.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
@@ -132,7 +132,7 @@ def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], pa
 
     logging: Any = transformers_logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # hides reports
+    logging.set_verbosity_error()  # hides the report of `from_pretrained`
     logging.disable_progress_bar()
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report lists the wrong weights
     try:

@@ -23,7 +23,7 @@ def load_tokenizer(folder: Path, family: Literal["xlm-roberta", "mt5"], embeddin
         raise FileNotFoundError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     try:
         tokenizer = Tokenizer.from_file(str(path)) if path.suffix == ".json" else from_sentencepiece(path, family)
-    except Exception as error:  # the package tokenizers raises Exception itself
+    except Exception as error:  # the package tokenizers raises the class Exception, not a subclass
         raise ValueError(f"{path} is damaged, or is not a tokenizer: {error}") from error
     if (size := tokenizer.get_vocab_size()) > embeddings:
         raise ValueError(

@@ -41,7 +41,7 @@ def read_document(data: bytes, format: str, name: str, options: ReadOptions | No
 def translated_pairs(
     data: bytes, format: str, name: str, languages: tuple[str | None, str | None] = (None, None)
 ) -> Iterator[tuple[str, str]]:
-    """Yields source and translation of each unit of a PO or XLIFF file that has a translation.
+    """Yields source and translation of each translated unit of a PO or XLIFF file.
 
     Warns if the languages in the file differ from `languages`. Raises ValueError, with the name of the file, if the
     file is not in `format`.

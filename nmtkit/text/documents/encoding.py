@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 _MARKS = (
-    # listed before UTF-16, because the mark of UTF-32 begins with the mark of UTF-16
+    # UTF-32 is listed before UTF-16, because the mark of UTF-32-LE begins with the mark of UTF-16-LE
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
@@ -67,11 +67,13 @@ def codec_of(name: str) -> str:
 
 
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
-    """Returns text and encoding of a file: the encoding of the byte order mark, or else `declared`, or else UTF-8.
+    """Returns the text and the encoding of a file.
+
+    The byte order mark gives the encoding. Without a mark, the encoding is `declared`, or UTF-8 without `declared`.
 
     With `web`, names of encodings have the same meaning as in browsers, and a file without a declaration is read as
-    Windows-1252 if it is not valid UTF-8. Raises ValueError with the line for invalid bytes. Also raises ValueError if
-    writing the text would change the bytes of the file.
+    Windows-1252 if it is not valid UTF-8. Raises ValueError for an unknown encoding, and, with the line, for invalid
+    bytes. Also raises ValueError if writing the text would change the bytes of the file.
     """
     mark, codec = next(((mark, codec) for mark, codec in _MARKS if data.startswith(mark)), (b"", ""))
     if not codec:

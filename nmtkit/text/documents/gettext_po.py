@@ -33,7 +33,7 @@ WIDTH = 80  # maximum width of a line of the file, the same as in the programs o
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
 _LANGUAGE = re.compile(r"^Language:[ \t]*(\w+)", re.MULTILINE)
 _EMPTY_LANGUAGE = re.compile(r'(?<!-)Language:[ \t]*(?=\\n|")')
-# a header field of Poedit; its value "C" is not a language code
+# A header field of Poedit. The pattern does not match the value "C", which is not a language code.
 _SOURCE_LANGUAGE = re.compile(r"^X-Source-Language:[ \t]*(\w{2,})", re.MULTILINE)
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:[ \t]*+\[[ \t]*+(\d+)[ \t]*+\])?[ \t]*+(?=\")")
 _STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
@@ -72,7 +72,7 @@ class CatalogueEntry:
 
     @property
     def translated(self) -> bool:
-        """Whether the entry has a translation, perhaps a fuzzy translation or only some of the plural forms."""
+        """Whether the entry has a translation. A fuzzy translation or one translated plural form is enough."""
         return any(form.text for form in self.forms.values())
 
 
@@ -121,7 +121,7 @@ def entries_of(text: str, codec: str = "utf-8") -> Iterator[CatalogueEntry]:
                 'such as msgid "File"'
             )
         content = "".join(_STRING.findall(strings[1]))
-        end = strings.start(1) + len(strings[1].rstrip(" \t"))  # a comment after the string stays
+        end = strings.start(1) + len(strings[1].rstrip(" \t"))  # without a comment after the string
         if keyword is None:
             if message is None:
                 raise ValueError(f"line {line_of(text, start)}: a string must follow a keyword such as msgid or msgstr")
@@ -211,7 +211,7 @@ class Catalogue(Document):
             self.warn_of_languages(*(match[1] if match else None for match in named))
         self.plurals = Plurals(header)
         has_plurals = any("msgid_plural" in parts for parts in self.parts)
-        # the header of a template says nplurals=INTEGER
+        # in a template, the header has the text nplurals=INTEGER instead of a number
         self.lacks_rule = self.plurals.count is None and (has_plurals or "Plural-Forms:" in header)
         if self.lacks_rule:
             self.plurals = Plurals(f"Plural-Forms: {plural_rule(options.target_language)}")

@@ -70,8 +70,8 @@ def translatable(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Returns the pieces from the first text to the last text, or no pieces if the text has no letter.
 
     A code before the first text or after the last text is included if its partner is inside the range. A spaced code
-    next to punctuation is also included. The translation may lack this punctuation, and the code then needs a space in
-    its place. A pair of codes around the whole text is left out, because its position is known.
+    next to punctuation is also included: if the translation lacks this punctuation, a space must separate the code from
+    the next word. A pair of codes around the whole text is left out, because its position is known.
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])

@@ -62,7 +62,7 @@ class Word:
 
 
 def words_of(pieces: Sequence[Piece], escape: Callable[[str], str]) -> list[Word]:
-    """Returns the words of a translation. A code belongs to the word next to it."""
+    """Returns the words of a translation. A code belongs to the word before it, or after a space to the next word."""
     words = [Word()]
     for piece in pieces:
         if piece.role != "text":

@@ -71,8 +71,8 @@ class Plurals:
     def is_singular(self, form: int, same_placeholders: bool) -> bool:
         """Returns whether a form translates msgid. Other forms translate msgid_plural.
 
-        A form for 1 and other numbers, such as 21 in Russian, is singular only if msgid and msgid_plural
-        have the `same_placeholders`.
+        Some languages have one form for 1 and for other numbers, such as 21 in Russian. Such a form translates msgid
+        only if msgid and msgid_plural have the `same_placeholders`.
         """
         numbers = self.numbers.get(form, set())
         if 1 not in numbers or self.count == 1:

@@ -149,7 +149,7 @@ class Subtitles(Document):
         return index > 0 and _NUMBER.fullmatch(self.text, *lines[index - 1]) is not None
 
     def text_lines(self, lines: Sequence[Span]) -> list[Span]:
-        """Returns the lines of text in `lines`, which are the lines from the times of a cue to the next cue."""
+        """Returns the lines of text of a cue. `lines` are all lines between the times of the cue and the next cue."""
         return [line for line in lines if self.text[slice(*line)].strip()]
 
     def pieces(self, start: int, end: int) -> list[Piece]:
@@ -283,7 +283,10 @@ def _code(match: re.Match[str]) -> Piece:
 
 
 def _without_dash(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces after the dash of a new speaker, or all pieces without such a dash at the start."""
+    """Returns the pieces after the dash of a new speaker.
+
+    Returns all pieces if the text does not begin with such a dash, or if an opening code is before the dash.
+    """
     for index, piece in enumerate(pieces):
         if piece.role == "text" and piece.text.strip():
             dash = _DASH.match(piece.text)

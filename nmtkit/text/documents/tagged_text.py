@@ -1,7 +1,7 @@
 """Texts with tags of any XML format, such as the entries of a content management system.
 
-The structure of the text decides where sentences end. If words stand beside at least one element of a name, all tags of
-this name are inside sentences. Sentences end at all other tags.
+The structure of the text decides where sentences end. If an element has words beside it, in the same parent, then all
+tags with the name of this element are inside sentences. Sentences end at all other tags.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,8 @@ quadratic time. This module replaces only the ranges of the texts, so all other 
 its regular expressions take linear time.
 
 Code of templates (PHP, ERB, Jinja, …) is found first, and is masked for the tokenizer: such code may stand inside a tag
-or an attribute. A value, such as {{ name }}, is a part of a sentence. No sentence continues after a statement.
+or an attribute. A value, such as {{ name }}, is a part of a sentence. No sentence continues after a statement, such
+as {% if … %}.
 """
 
 import html
@@ -259,7 +260,7 @@ class _PageReader:
             self.add_tag("closing", tag)
 
     def pop(self, position: int) -> None:
-        """Closes the last open element, which ends at `position`, after its end tag if it has an end tag."""
+        """Closes the last open element. `position` is the end of the element. An end tag is a part of the element."""
         name = self.open.pop().name
         self.names[name] -= 1
         if self.copied is not None and len(self.open) <= self.copied[1]:
@@ -386,7 +387,7 @@ class WebPage(Document):
             new = inline.written(translation, written, lambda code: spliced(self.text, inner, code.start, code.end))
             if new is not None:
                 outer.append((*without_white_space(self.text, start, end), new))
-        # the new texts of `outer` already contain the inner edits of these parts
+        # leaves out inner edits in the ranges of `outer`, because the new texts of `outer` already contain them
         covered = Parts((start, end) for start, end, _ in outer)
         return outer + [edit for edit in inner if covered.outside(edit[0]) == edit[0]]
 

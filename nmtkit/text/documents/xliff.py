@@ -87,7 +87,7 @@ class _TreeBuilder:
 
     def __init__(self, text: str) -> None:
         self.text, self.data = text, text.encode()
-        # number of characters before each byte of `data`, and before its end; bytes 10xxxxxx do not begin a character
+        # number of characters before each byte, and before the end of `data`; bytes 10xxxxxx do not begin a character
         self.character_of_byte = np.zeros(len(self.data) + 1, np.int32)
         np.cumsum(np.frombuffer(self.data, np.uint8) & 0xC0 != 0x80, out=self.character_of_byte[1:])
         self.root: Node | None = None
@@ -260,7 +260,7 @@ class Xliff(Document):
         return "unreviewed" if machine or target.attributes.get("state-qualifier") in UNREVIEWED else "translated"
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yields source and target of each translated unit, without inline codes and without unchecked suggestions."""
+        """Yields source and target of each translated unit, without inline codes. Leaves out unchecked suggestions."""
         for node in self.nodes(self.root):
             source, target = node.child("source"), node.child("target")
             if source and target and self.status(node) in ("translated", "final"):
@@ -269,7 +269,11 @@ class Xliff(Document):
                     yield pair
 
     def parts(self, container: Node) -> Iterator[TextPart]:
-        """Yields the parts of a source: the whole source, or, if xml:space preserves lines, the lines of a sentence."""
+        """Yields the parts of a source that are translated separately.
+
+        If xml:space preserves lines, each part has the lines of one sentence. If xml:space does not preserve lines, or
+        if the source has a CDATA section, the whole source is one part.
+        """
         markup = is_markup("".join(texts_of(container)))
         write = _written_markup if markup else written
         pieces: Sequence[Piece] = list(self.pieces(container, markup))

@@ -145,7 +145,8 @@ def teacher_rows(
 ) -> Any:
     """Computes the predictions of the teachers for each target token of `pairs`, as an array of type `stored.dtype`.
 
-    Each row has the id of the target token, and the ids and log probabilities of its most probable pieces (candidates).
+    Each row has the id of the target token. The row also has the ids and log probabilities of the candidates. The
+    candidates are the pieces that the teachers find most probable at the position of this token.
     """
     device = next(teachers[0].parameters()).device
     lengths = stored.lengths[pairs.start : pairs.stop]

@@ -88,8 +88,8 @@ class ExpectedReward(Criterion):
     def directions(self, source: Packed, target_input: Packed) -> list[Constraints]:
         """Returns the constraints of the candidates of each sentence.
 
-        They have the language tokens at the start of the target as a prefix, and the number of tokens before the text
-        of the source.
+        The constraints have the language tokens at the start of the target as a prefix, and the number of tokens before
+        the text of the source.
         """
         languages = self.tokenizer.languages.values()
         tags = {*languages, *self.tokenizer.source_tags}
@@ -153,7 +153,7 @@ def _id_lists(sentences: Packed) -> list[list[int]]:
 
 
 def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
-    """Returns the mean of `values` [C] for each sentence: [B]. `owner` [C] has the sentence of each value."""
+    """Returns the means [B] of the `values` [C] of each sentence. `owner` [C] has the sentence of each value."""
     counts = owner.bincount(minlength=sentences)
     return values.new_zeros(sentences).index_add(0, owner, values) / counts
 
@@ -189,7 +189,7 @@ def evaluating(model: Architecture) -> Iterator[None]:
 
 
 def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[list[int]]) -> Tensor:
-    """Returns log p of each target including eos, given the sentence of `memory` with the same index: [C]."""
+    """Returns a tensor [C]: log p of each target, including eos, given the sentence of `memory` with the same index."""
     device = memory.values.device
     inputs = Packed.from_lists([[BOS, *target] for target in targets]).to(device)
     outputs = torch.tensor([token for target in targets for token in (*target, EOS)]).to(device)

@@ -13,7 +13,7 @@ from nmtkit.models.layers.losses import output_cross_entropy
 from nmtkit.training.criterions.cross_entropy import CrossEntropy, LabelSmoothedConfig
 from nmtkit.training.criterions.interface import CRITERIONS, Loss
 
-# B sentences, H heads, L and M tokens of the longest target and source sentence
+# B sentences, H heads, L tokens of the longest target sentence, M tokens of the longest source sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class GuidedAlignmentConfig(LabelSmoothedConfig):
 class GuidedAlignment(CrossEntropy):
     """Smoothed cross-entropy, plus the cross-entropy between the attention of one head and given word alignments.
 
-    A target token that is aligned to n source tokens should attend to each with weight 1 / n (Garg et al. 2019,
-    section 4.2). Target tokens without alignment are ignored. A validation set without alignments is
-    scored with cross-entropy only.
+    A target token that is aligned to n source tokens should attend to each of these tokens with weight 1 / n (Garg et
+    al. 2019, section 4.2). Target tokens without alignment are ignored. A validation set without alignments is scored
+    with cross-entropy only.
     """
 
     def __init__(self, config: GuidedAlignmentConfig, tokenizer: Tokenizer) -> None:

@@ -83,7 +83,8 @@ def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Ba
 
     `twice` contains all `pairs` two times. A sum must be twice as large for `twice` as for `pairs`.
 
-    Both passes are in evaluation mode and without gradients. Modes and the random state of the CPU are restored.
+    Both passes are in evaluation mode and without gradients. Afterwards, the old modes and the random state of the CPU
+    are restored.
     """
     training = criterion.training
     criterion.eval()

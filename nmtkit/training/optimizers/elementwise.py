@@ -1,6 +1,6 @@
 """Element-wise optimizers: Adam, AdamW and SGD of torch, Lion, and schedule-free AdamW.
 
-They also work on shards of parameters.
+The optimizers also work on shards of parameters.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ class LionConfig(Config):
 class Lion(DeviceSkippingOptimizer):
     """Lion (Chen et al. 2023, algorithm 2): steps by the sign of an interpolated momentum.
 
-    All values of an update have the size of the learning rate. Use a third to a tenth of the rate of Adam.
+    All values of an update have the size of the learning rate. Use a third to a tenth of the learning rate of Adam.
     """
 
     def __init__(self, config: LionConfig, groups: ParameterGroups) -> None:

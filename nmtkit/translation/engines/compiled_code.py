@@ -74,7 +74,7 @@ def compiled(function: F) -> F:
 
 
 def inner(function: F, **options: Any) -> Any:
-    """Compiles a function that only compiled functions call. The files of these functions contain its machine code."""
+    """Compiles a function that only compiled functions call. The files of the callers contain its machine code."""
     settings: Any = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     dispatcher: Any = numba.njit(**settings | options)(function)
     for_types = dispatcher.get_call_template

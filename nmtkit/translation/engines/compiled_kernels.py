@@ -222,7 +222,7 @@ def sum_of_exponentials(code: Vectors, x: Any, size: Any, shift: Any) -> Any:
 
 @kernel(NUMBER, NUMBER, NUMBER, result=REAL)
 def block_maxima(code: Vectors, x: Any, size: Any, y: Any) -> Any:
-    """Writes the maximum of each block of OUTPUTS numbers of a row, and returns the largest. NaN is ignored."""
+    """Writes the maximum of each block of OUTPUTS numbers of a row, and returns the largest maximum. NaN is ignored."""
     builder = code.builder
     overall = code.variable(ir.Constant(FLOAT, float("-inf")))
     with code.loop(size, OUTPUTS) as index:

@@ -27,9 +27,11 @@ from nmtkit.translation.engines.compiled_products import linear
 
 # T rows, D model width, F inner width of the feed-forward networks, V target vocabulary
 
-# linear layers of an encoder layer and of a decoder layer, in the order of the table
+# indices of the linear layers of one encoder layer, and of one decoder layer, in the table `MODEL.linears` (see below);
+# the indices of each layer count from the first linear layer of this layer
 ENCODER_LINEARS = QKV, OUT, FC1, FC2 = range(4)
-# The first two rows of average attention are its feed-forward network. Only average attention has gates.
+# With average attention, SELF_IN and SELF_OUT are the layers of its feed-forward network. Only average attention has
+# GATE and AVERAGE_GATE.
 DECODER_LINEARS = SELF_IN, SELF_OUT, GATE, AVERAGE_GATE, QUERY, MEMORY, CROSS_OUT, DECODER_FC1, DECODER_FC2 = range(9)
 # norms of a layer; the last two are norms of SSRUs
 NORMS = SELF_NORM, CROSS_NORM, FEED_FORWARD_NORM, VALUE_NORM, FORGET_NORM = range(5)
@@ -56,17 +58,18 @@ MODEL = record(
     "turns alignment_layer",
     "eps source_scale target_scale",
 )
-# Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes).
+# Addresses of buffers for rows. The widths count fp32 numbers for each row, but `rounded_width` counts bytes.
 # `x`: the residual stream; `normal`: normalised numbers; `projected`: queries, keys and values; `attended`: results of
 # attention; `inner`: activations of feed-forward networks; `rounded` and `scales`: the 8-bit inputs of a product and
 # their scales; `weights`: the attention weights of all heads; `everything`: the integers from 0.
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
 # Addresses of arrays, and their sizes.
-# `keys_and_values`: keys and values of all hypotheses (layers, places, 2D); `states`: states of all hypotheses (layers,
-# 2, hypotheses, D), which are states of SSRUs or averages, after an even and after an odd number of tokens; `zeros`:
-# the state before the first token (D); `hypotheses`: the number of all hypotheses; `memory`: keys and values of all
-# memories (layers, source tokens, `memory_width`). `layer_size` and `memory_layer_size` are the bytes of a layer.
+# `keys_and_values`: keys and values of all hypotheses (layers, places, 2D); `states`: the SSRU states or averages of
+# all hypotheses (layers, 2, hypotheses, D); the axis of length 2 has the states after an even and after an odd number
+# of tokens; `zeros`: the state before the first token (D); `hypotheses`: the number of all hypotheses; `memory`: keys
+# and values of all memories (layers, source tokens, `memory_width`). `layer_size` and `memory_layer_size` are the bytes
+# of a layer.
 CACHE = record("keys_and_values layer_size states zeros hypotheses memory memory_layer_size memory_width")
 # The newest token of an open hypothesis.
 # `length`: the number of earlier tokens, which is the position of the token; `hypothesis` and `parent`: indices among

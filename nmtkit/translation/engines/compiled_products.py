@@ -243,9 +243,9 @@ def linear(
 ) -> None:  # fmt: skip
     """Writes the outputs of linear layer `index` for rows of inputs to y, or adds them to the numbers in y.
 
-    `layers` is the table of linear layers. Rows of x have `x_stride` bytes, rows of y `y_stride` numbers. `integers`
-    (rows of `integers_stride` bytes) and `scales` are memory for inputs in 8 bits. Results below `floor` become
-    `floor`.
+    `layers` is the table of linear layers. A row of x has `x_stride` bytes, and a row of y has `y_stride` numbers.
+    `integers` and `scales` are memory for inputs in 8 bits. A row of `integers` has `integers_stride` bytes. Results
+    below `floor` become `floor`.
     """
     builder = code.builder
     row = code.offset(layers, index, 8 * COLUMNS)

@@ -26,10 +26,10 @@ class Ragged(NamedTuple):
 class AvoidedTexts(NamedTuple):
     """The avoided texts of all sentences, in bytes.
 
-    In `pieces`, the lists of text i begin at list 2 x texts.starts[i]. There are two lists for each k, the number of
-    bytes of the text with which a hypothesis ends. For k = 0: the pieces that contain the text, and an empty list. For
-    k > 0: the pieces that begin with the rest of the text (from byte k on), and the pieces that begin with a space and
-    the rest. Lists are sorted.
+    In `pieces`, the lists of text i begin at list 2 x texts.starts[i]. There are two lists for each number k: they are
+    for hypotheses that end with the first k bytes of the text. For k = 0, the first list has the pieces that contain
+    the text, and the second list is empty. For k > 0, the first list has the pieces that begin with the rest of the
+    text (from byte k on), and the second list has the pieces that begin with a space and the rest. Lists are sorted.
     """
 
     texts: Ragged
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
 
 @inner
 def forbid_others(logits: Array, vocabulary: int, allowed: Array) -> None:
-    """Forbids all tokens but `allowed`."""
+    """Forbids all tokens that are not in `allowed`."""
     kept = np.empty(len(allowed), np.float32)
     for i in range(len(allowed)):
         kept[i] = logits[allowed[i]]

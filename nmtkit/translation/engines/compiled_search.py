@@ -58,7 +58,8 @@ class SourceSentences(NamedTuple):
     uniform: Ragged  # random numbers for sampling: positions x samples
 
 
-# a slot: its sentence, the number of tokens of its open hypotheses, and the number of their best continuations
+# Fields of a slot: the index of the sentence, the number of tokens of each open hypothesis, and the number of the best
+# continuations of these hypotheses.
 SLOT = record("sentence length count")
 
 
@@ -104,9 +105,9 @@ class Results(NamedTuple):
     log_probabilities: Array  # float64
     lengths: Array
     order: Array
-    tokens: Array  # sentences x nbest x longest length
+    tokens: Array  # sentences x nbest x (longest maximum length + 1)
     gains: Array  # the log probabilities of these tokens and of eos; empty if they are not requested
-    attention: Ragged  # for each sentence: nbest x longest length x source tokens; or nothing
+    attention: Ragged  # for each sentence: nbest x (maximum length + 1) x source tokens; empty if not requested
 
 
 @inner
@@ -133,7 +134,7 @@ def encode_sentences(state: SearchState, sources: Ragged, groups: Array) -> None
 
 @compiled
 def search(state: SearchState, sentences: SourceSentences, results: Results, settings: Settings) -> bool:
-    """Searches sentences until all are taken and finished. Returns False if the cache needs more positions."""
+    """Searches until no sentence is left and all slots are free. Returns False if the cache needs more positions."""
     has_shortlists = len(sentences.columns.values) > 0
     while True:
         fill_slots(state, sentences, settings)
@@ -228,7 +229,7 @@ def continue_rows(
     """Adds the continuations of `number` hypotheses to the best continuations of their sentences.
 
     With sampling, the continuations are drawn; otherwise, the most probable continuations are added. The hypotheses are
-    the rows from `first` on, with a row of `columns` logits for each.
+    the rows from `first` on. `state.logits` has a row of `columns` logits for each hypothesis.
     """
     for row in range(number):
         hypothesis = state.rows[first + row].hypothesis

@@ -72,10 +72,10 @@ class WeightTables:
         self.norms.append([self.kept(gains), self.kept(biases), len(gains)])
 
     def output_rows(self) -> Array:
-        """Returns a copy of the last row of `linears`, the output projection, with other weights.
+        """Returns the table row of the output projection (the last row of `linears`), with weights that are not packed.
 
-        These weights are not packed: their matrix has a row for each output. A search with a shortlist copies some of
-        these rows, which is several times as fast as the copy from packed weights.
+        The matrix of these weights has a row for each output. A search with a shortlist copies some rows of the matrix,
+        which is several times as fast as copying from packed weights.
         """
         output = np.array(self.linears[-1], np.int64)
         output[products.WEIGHT] = self.kept(np.ascontiguousarray(self.newest.swapaxes(1, 2)))

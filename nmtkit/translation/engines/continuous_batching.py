@@ -88,7 +88,7 @@ class EncodedRequests:
 
 
 class AsyncCopy:
-    """Copies tensors from the device to the host. The constructor starts the copy. `read` waits for its end."""
+    """Copies tensors from the device to the host. The constructor starts the copy. `read` waits for the copy."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
@@ -106,7 +106,7 @@ class AsyncCopy:
 class SlotsEngine(Engine):
     """The search in slots, for Transformers: with recorded CUDA graphs on a GPU, step by step on a CPU.
 
-    The slots of the newest options are kept for the next call. If they are in use, the next call gets new slots.
+    The slots of the newest options are kept for the next call. If these slots are in use, the next call gets new slots.
     """
 
     shares_memory = True

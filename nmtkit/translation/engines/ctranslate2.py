@@ -147,8 +147,8 @@ class CTranslate2Engine(Engine):
     def _hypotheses(self, segment: Segment, result: Any, options: SearchOptions) -> list[Hypothesis]:
         """Returns the best hypothesis of a segment.
 
-        Returns no hypothesis if the translation reaches the maximum length or has no finite score, because PyTorch's
-        search differs in these cases.
+        If the translation reaches the maximum length or has no finite score, returns an empty list, and PyTorch then
+        searches the segment: the searches of CTranslate2 and of PyTorch differ in these cases.
         """
         search = result.result()
         tokens, log_probability = [self.ids[piece] for piece in search.hypotheses[0]], search.scores[0]

@@ -178,7 +178,7 @@ class TorchEngine(Engine):
 
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         super().__init__(config, loaded)
-        self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
+        self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # name -> newest config, newest processor
 
     def refusal(self, options: SearchOptions) -> None:
         return None
@@ -251,7 +251,7 @@ NOT_COMPILED = "the search is not compiled for this processor yet"
 
 
 class Decoder:
-    """Decodes with the engine `engine` where it supports the options and the segment, otherwise with PyTorch.
+    """Decodes with `engine`, or with PyTorch if this engine does not support the options or the segment.
 
     The name "auto" means the fastest engine of the device: the slots on a GPU, the compiled search on a CPU. PyTorch
     decodes if the compiled search does not support the models, and while the machine code of the search is missing.
@@ -288,11 +288,11 @@ class Decoder:
         return decoder
 
     def give_up(self, reason: str) -> None:
-        """Decodes all further calls with PyTorch."""
+        """Makes PyTorch decode all further calls."""
         self.engine, self.name, self.automatic, self.obstacle = self.torch, "torch", False, reason
 
     def keep_choice(self) -> None:
-        """Decodes all further calls with the engine of the newest call, if this engine supports their options."""
+        """Makes the engine of the newest call decode all further calls whose options this engine supports."""
         if self.automatic:
             if self.decided is None:
                 self.decide()
@@ -397,7 +397,7 @@ class Decoder:
         batches: Iterable[SegmentBatch],
     ) -> Iterator[tuple[int, BatchHypotheses]]:  # fmt: skip
         """Yields the number and the hypotheses of each batch. `engine` and `reason` come from `engine_for`."""
-        under_way: dict[int, tuple[SegmentBatch, list[int]]] = {}  # batches, with the indices of supported segments
+        under_way: dict[int, tuple[SegmentBatch, list[int]]] = {}  # number -> batch, indices of supported segments
 
         def supported() -> Iterator[SegmentBatch]:
             for number, batch in enumerate(batches):
@@ -416,7 +416,7 @@ class Decoder:
     def completed(self, batch: SegmentBatch, searched: dict[int, list[Any]], options: SearchOptions) -> BatchHypotheses:
         """Returns the hypotheses of a batch with all results that `options` request.
 
-        `searched` has the hypotheses of an engine, by the index of the segment. PyTorch searches the other segments.
+        `searched` maps the index of a segment to the hypotheses of an engine. PyTorch searches the other segments.
         """
         missing = [index for index in range(len(batch)) if not searched.get(index)]
         if missing:

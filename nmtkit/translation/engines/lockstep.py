@@ -180,7 +180,7 @@ class LockstepSearch:
             for index, transformer in enumerate(self.transformers):
                 if self.reserved[index] < length:
                     tables = position_tables(transformer, length)
-                    for name, table in tables.items():  # other threads may still use the old tables
+                    for name, table in tables.items():  # old tables are kept, because other threads may use them
                         self.models[index][name] = self.tables[index].kept(table)
                     self.reserved[index] = min(map(len, tables.values()))
 

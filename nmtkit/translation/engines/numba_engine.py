@@ -120,7 +120,7 @@ def supported(model: Architecture, source: Path) -> Transformer:
 
 
 def compile_search() -> None:
-    """Compiles the search for all types of its arguments: searches with a small model in each precision."""
+    """Compiles the search for all types of its arguments, by searches with a small model in each precision."""
     from nmtkit.translation.engines.lockstep import LockstepSearch
 
     config = TransformerConfig(encoder_layers=1, decoder_layers=1, d_model=16, heads=1, d_ff=16)

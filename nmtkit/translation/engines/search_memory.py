@@ -109,7 +109,7 @@ class MemorySizes:
     def suffice(self, needed: "MemorySizes") -> bool:
         """Returns whether memory of these sizes is enough for a search that needs the sizes `needed`.
 
-        The sizes in GROWING may be larger than needed, but not if they should be 0. All other sizes must be equal.
+        A size in GROWING may be larger than the needed size, unless the needed size is 0. Other sizes must be equal.
         """
         sizes = replace(self, **{name: getattr(needed, name) for name in GROWING})
         return sizes == needed and all(
@@ -274,7 +274,7 @@ def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> 
 
 
 def encoding_groups(starts: Array, threads: int) -> Array:
-    """Returns the first sentence of each group of sentences that are encoded together, then the number of sentences.
+    """Returns the index of the first sentence of each group that is encoded together, then the number of sentences.
 
     A group has about ENCODED source tokens, or fewer, so that each thread gets a group.
     """

@@ -124,7 +124,7 @@ class Selector(ABC):
 
     @abstractmethod
     def select(self, search: "Search", scores: Tensor) -> Candidates:
-        """Finishes hypotheses of `search`. Returns the continuations that stay open: B R. `scores` is N V."""
+        """Finishes hypotheses of `search`. Returns the continuations [B, R] that stay open. `scores` is [N, V]."""
 
     def drop_finished(self, kept: Tensor) -> None:  # noqa: B027  # most selectors keep nothing about sentences
         """Keeps only the sentences `kept` (indices, ascending)."""
@@ -188,7 +188,7 @@ class Search:
             tokens = tokens.flatten()
 
     def extend(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Makes `candidates` [B, R] the open hypotheses. Returns parent rows (of N) and tokens, both B R."""
+        """Makes `candidates` [B, R] the open hypotheses. Returns their parents (rows of N) and tokens, both [B, R]."""
         self.log_probability = candidates.log_probability
         parents = candidates.beam_index + self.first_row
         past = self.history if parents.shape[1] == 1 else self.history.flatten(0, 1)[parents]
@@ -213,7 +213,7 @@ class Search:
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
     def is_done(self) -> Tensor | None:
-        """Returns whether the search of each sentence is over: B, bool. None means that all searches continue."""
+        """Returns a bool for each sentence, [B]: whether its search is over. None means that all searches continue."""
         if not self.finished.any_full and math.isfinite(self.log_probability[:, 0].sum().item()):
             return None
         next_penalty = self.penalty(self.history.shape[2] + 1)
@@ -260,7 +260,7 @@ class BeamSelector(Selector):
         return Candidates.join(extended)
 
     def candidates(self, scores: Tensor, before: Tensor) -> Candidates:
-        """Returns the best continuations of hypotheses with log probabilities `before` [B, R], from scores B R V.
+        """Returns the best continuations of hypotheses, from log probabilities `before` [B, R] and `scores` [B, R, V].
 
         There are twice as many continuations as hypotheses, because half of the continuations may end.
         """
@@ -271,14 +271,14 @@ class BeamSelector(Selector):
 
 
 def _token_counts(tokens: list[Tensor], like: Tensor) -> Tensor:
-    """Returns the number of times that each token of the vocabulary occurs in `tokens` [B, …]: B 1 V."""
+    """Returns the counts [B, 1, V]: how often each token of the vocabulary occurs in `tokens` [B, …] of a sentence."""
     taken = torch.cat(tokens, 1).to(like.device)
     counts = like.new_zeros(len(like), like.shape[2])
     return counts.scatter_add_(1, taken, torch.ones_like(taken, dtype=counts.dtype))[:, None]
 
 
 class Sampler(Selector):
-    """Draws `options.nbest` samples for each sentence. Samples are sorted by score. Some can be equal.
+    """Draws `options.nbest` samples for each sentence. Samples are sorted by score. Some samples can be equal.
 
     Each step of each sample uses one random number. The random numbers depend only on `options.seed` and on the seed of
     the sentence.
@@ -305,7 +305,7 @@ class Sampler(Selector):
 
 
 def random_numbers(seed: int, sentence: int) -> np.random.Generator:
-    """Returns the generator of a sentence. In each step, it draws one number for each sample, in order."""
+    """Returns the random generator of a sentence. Each step draws one number for each sample, in order."""
     return np.random.Generator(np.random.Philox([seed, sentence]))
 
 

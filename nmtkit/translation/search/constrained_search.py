@@ -55,9 +55,9 @@ class RequiredTextSelector(Selector):
         return kept
 
     def candidates(self, search: Search, scores: Tensor) -> Candidates:
-        """Returns the best continuations of each bank in turn."""
+        """Returns the best continuations. `round_robin` takes them from each bank in turn."""
         sentences, rows = search.log_probability.shape
-        useful = self.useful_tokens()  # B R useful
+        useful = self.useful_tokens()  # [B, R, number of useful tokens]
         padded = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).view(
             sentences, rows, -1
         )  # the last column is for the token NONE
@@ -78,7 +78,10 @@ class RequiredTextSelector(Selector):
         return Candidates(totals.gather(1, best), beam_index.gather(1, best), tokens.flatten(1).gather(1, best))
 
     def useful_tokens(self) -> Tensor:
-        """Returns the tokens that begin or continue a required text, padded with NONE: B R tokens."""
+        """Returns the tokens that begin or continue a required text of each open hypothesis: [B, R, tokens].
+
+        Shorter lists of tokens are padded with NONE.
+        """
         lists = [automaton.useful(state) for automaton, state in self.rows()]
         width = max(map(len, lists))
         padded = [tokens + [NONE] * (width - len(tokens)) for tokens in lists]
@@ -88,7 +91,7 @@ class RequiredTextSelector(Selector):
         """Returns the effect of each candidate token on the required texts of its hypothesis.
 
         `tokens` [B, R, C] are the candidates. The first result [B, R, C] is the number of tokens that the hypothesis
-        still needs after the candidate. The second result [B, R, C] is its bank: the progress by which `round_robin`
+        still needs after the candidate. The second result [B, R, C] is the bank: the progress by which `round_robin`
         groups hypotheses. Both are 0 for candidates that are not `possible`.
         """
         facts = []
@@ -100,7 +103,7 @@ class RequiredTextSelector(Selector):
         return remaining, banks
 
     def rows(self) -> list[tuple[TextAutomaton, int]]:
-        """Returns the automaton and its state for each of the N open hypotheses."""
+        """Returns the automaton and its state for each open hypothesis of all sentences."""
         pairs = zip(self.automata, self.states, strict=True)
         return [(automaton, state) for automaton, states in pairs for state in states]
 

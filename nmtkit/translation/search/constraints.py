@@ -1,4 +1,4 @@
-"""Constraints on the translation of a sentence: a prefix in ids, and required and avoided texts."""
+"""Constraints on the translation of a sentence: a prefix (as ids), required texts and avoided texts."""
 
 import re
 from bisect import bisect_left
@@ -186,7 +186,8 @@ class RequiredText:
     def of(texts: Iterable[str], tokenizer: Tokenizer, whole_words: bool = False) -> "RequiredText":
         """Returns a required text whose alternatives are all `texts` that the pieces of the tokenizer can spell.
 
-        The rules of a vocabulary can change a text, such as … to three dots. The changed text is an alternative, too.
+        The rules of a vocabulary can change a text. For example, three dots can replace the character "…". The changed
+        text is an alternative, too.
         """
         pieces = target_texts(tokenizer)
         spellings: list[SpelledPhrase] = []

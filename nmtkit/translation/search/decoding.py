@@ -141,7 +141,7 @@ def token_log_probabilities(
     several models are averaged.
     """
     inputs, targets = _packed([[BOS, *ids] for ids in outputs], source), [[*ids, EOS] for ids in outputs]
-    features = [model(source, inputs) for model in models]  # one [T, D] for each model
+    features = [model(source, inputs) for model in models]  # a tensor [T, D] for each model
     target = _packed(targets, source).values[:, None]
     parts = []
     for start in range(0, len(target), PROJECTED_ROWS):

@@ -1,4 +1,4 @@
-"""Beam search over a fixed number of slots. Its tensors stay on the device and never change shape.
+"""Beam search over a fixed number of slots. The tensors of the search stay on the device and never change shape.
 
 `GraphBeamSearch.step` does the same as one step of `beam_search.Search`: both use the functions of `rules` and
 `scorer`, in fp64. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each shape. From
@@ -164,7 +164,7 @@ class GraphBeamSearch:
             field.copy_(torch.cat([field, new], 1).gather(1, order))
 
     def _extend(self, candidates: Candidates, lengths: CacheLengths) -> Tensor:
-        """Makes the candidates [B, R] the open hypotheses. Returns their parents, B R."""
+        """Makes the candidates [B, R] the open hypotheses. Returns the parent [B, R] of each candidate."""
         parents = candidates.beam_index
         self.tokens.copy_(candidates.tokens)
         self.log_probability.copy_(candidates.log_probability)
@@ -175,12 +175,12 @@ class GraphBeamSearch:
         return parents
 
     def _is_done(self) -> Tensor:
-        """Returns whether the search in a slot is over: B, bool."""
+        """Returns a bool for each slot, [B]: whether the search in the slot is over."""
         largest = torch.maximum(self._penalty(self.length + 2), self._penalty(self.max_length + 1))
         return is_over(self.log_probability, largest, self.finished_score[:, -1], greedy=self.options.beam == 1)
 
     def _penalty(self, tokens: Tensor) -> Tensor:
-        """Returns the length penalty of outputs without language tokens: the engine refuses prefixes."""
+        """Returns the length penalty. Outputs have no language tokens, because the engine refuses prefixes."""
         return length_penalty(tokens, self.options.lenpen, language_tokens=0)
 
     def _end_step(self, done: Tensor) -> None:

@@ -1,7 +1,7 @@
 """A search over a part of the target vocabulary: the pieces in the shortlists of the sentences of a batch.
 
-The output projection computes the union of all lists of the batch. The search of a sentence sees only the columns of
-its own list: a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns:
+The output projection computes the logits of all pieces in the union of the lists. The search of a sentence sees only
+the columns of its own list: a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns:
 indices into the sorted list of the sentence. The columns of unk, bos and eos equal their ids, so the search itself is
 the same as without a shortlist. Shorter lists are padded with columns whose logit is -inf. So the translation of a
 sentence does not depend on the other sentences of the batch.
@@ -51,7 +51,9 @@ class Columns:
         return self.pieces[self.lists.gather(1, tokens.view(len(self.lists), -1)).flatten()]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits of the list of each sentence, N K. `logits` is N U (the columns of `pieces`) or N V.
+        """Returns the logits [N, K] of the list of each sentence.
+
+        `logits` is [N, U], with a column for each of `pieces`, or [N, V], with a column for each target piece.
 
         Columns that are not in the list of a sentence get the logit -inf.
         """

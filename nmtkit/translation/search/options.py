@@ -80,7 +80,8 @@ class SearchOptions(Config):
     )
     diversity: float = option(
         0.5,
-        "penalty of a token for each hypothesis of an earlier group that gets the same token in this step",
+        "penalty for a token: this number times the number of hypotheses in earlier groups with the same token at this "
+        "step",
         min=0,
         max=1000,
     )
@@ -99,7 +100,7 @@ class SearchOptions(Config):
     logits_processors: tuple[str, ...] = option(
         (), "registered processors that change the log probabilities at each step, in this order", metavar="NAME,…"
     )
-    # the config of each of `logits_processors`, in the same order; empty: their presets
+    # the config of each processor in `logits_processors`, in the same order; empty: the presets of the processors
     processor_configs: tuple[Any, ...] = field(default=(), metadata={"is_flag": False})
     seed: int = option(
         1, "seed of samples; the samples of a line depend only on the seed and the line number", min=0, max=2**63 - 1
@@ -107,9 +108,9 @@ class SearchOptions(Config):
     ordered_constraints: bool = option(False, "required phrases must occur in the given order")
     mbr: str | None = option(
         None,
-        "sort the n-best list or samples by their mean utility against each other (minimum Bayes risk): chrf, bleu, "
-        "comet, metricx, …; or by the quality that cometkiwi or metricx-qe estimates; comet=MODEL takes the model of a "
-        "folder, or hf:ORG/NAME[@REVISION]",
+        "metric that sorts the n-best list or the samples; chrf, bleu, comet, metricx, …: by the mean score of each "
+        "translation against the others (minimum Bayes risk); cometkiwi, metricx-qe: by the estimated quality; MODEL "
+        "is a folder or hf:ORG/NAME[@REVISION]",
         metavar="METRIC[=MODEL]",
     )
     alignment: Literal["hard", "soft", "words"] | None = option(
@@ -139,6 +140,6 @@ class SearchOptions(Config):
 
     @property
     def processors(self) -> dict[str, Any]:
-        """The config of each logits processor, by name. None stands for the preset."""
+        """A dict from the name of each logits processor to its config. The config None stands for the preset."""
         configs = self.processor_configs or [None] * len(self.logits_processors)
         return dict(zip(self.logits_processors, configs, strict=True))

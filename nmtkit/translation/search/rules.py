@@ -43,7 +43,7 @@ def length_penalty(tokens: TokenCount, lenpen: float, *, language_tokens: int) -
 
 
 def is_over(log_probability: Tensor, largest_penalty: Tensor, threshold: Tensor, greedy: bool) -> Tensor:
-    """Returns whether no open hypothesis of a sentence can become one of the best finished hypotheses: B, bool.
+    """Returns a bool for each sentence, [B]: whether no open hypothesis can become a best finished hypothesis.
 
     `log_probability` [B, R] has the log probabilities of the open hypotheses. `largest_penalty` [B] is the largest
     divisor of their final scores: the divisor of the next length or of the maximum length. `threshold` [B] is the score
@@ -66,8 +66,8 @@ def max_lengths(
     """Returns the maximum number of tokens of each output, without eos. `sources` are the source tokens with eos.
 
     The options limit pieces: language tokens of the output are added, and tokens before the text of the source do not
-    count. The positions of the models limit the outputs. An output that needs more tokens for its constraints may be
-    longer; `pipeline.ModelInput` checks that the models have positions for these tokens.
+    count. The positions of the models limit the outputs. If the constraints of an output need more tokens, the
+    maximum is the number that they need. `pipeline.ModelInput` checks that the models have these positions.
     """
     limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
     lengths = []
@@ -94,7 +94,7 @@ class ConstraintProcessor:
         self.options = options
         self.max_length = torch.tensor(max_length)  # B: maximum tokens of an output, from `max_lengths`
         width = max(len(sentence.prefix) for sentence in constraints)
-        # the same for all sentences, because all have the same target language
+        # the same number for all sentences, because all sentences have the same target language
         self.language_tokens = max(sentence.language_tokens for sentence in constraints)
         self.prefix = torch.tensor(  # B width, with NONE after the end of each prefix
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
@@ -104,7 +104,7 @@ class ConstraintProcessor:
         self.avoided = [sentence.avoided for sentence in constraints]
         self.shortest = int(self.max_length.min())
         self.forbidden = torch.tensor(forbidden_tokens(options))
-        self.forbidden_at_first = torch.tensor([*forbidden_tokens(options), EOS])  # up to the minimum length
+        self.forbidden_at_first = torch.tensor([*forbidden_tokens(options), EOS])  # until the minimum length
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
         """Returns `log_probs` [N, V] with -inf where a continuation of `history` [B, R, L] is not allowed."""

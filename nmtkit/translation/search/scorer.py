@@ -63,7 +63,7 @@ class Scorer:
         self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends `tokens` [N]. Returns the log probabilities of the next tokens, N V.
+        """Appends `tokens` [N] to the hypotheses. Returns the log probabilities [N, V] of the next tokens.
 
         If a model overflows, its rows of NaN become -inf, so the hypotheses of these rows have no continuation. Raises
         ValueError if a processor returns another shape or a log probability above 0.
@@ -83,7 +83,7 @@ class Scorer:
         return log_probs
 
     def logits(self, tokens: Tensor) -> list[Tensor]:
-        """Appends `tokens` [N]. Returns the logits of each model, N V."""
+        """Appends `tokens` [N] to the hypotheses. Returns the logits [N, V] of each model."""
         self.steps += 1
         if self.steps % HEARTBEAT_STEPS == 0:
             distributed.heartbeat()
@@ -114,7 +114,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Continuations of the hypotheses of each sentence, best first; each field is B C."""
+    """Continuations of the hypotheses of each sentence, best first. Each field has the shape [B, C]."""
 
     log_probability: Tensor  # log probability of the whole hypothesis, float64; -inf: the candidate does not exist
     beam_index: Tensor  # index of the continued hypothesis, 0 … R-1
@@ -136,7 +136,7 @@ class Candidates:
         return Candidates(*(field.gather(1, order) for field in (log_probability, self.beam_index, self.tokens)))
 
     def final_scores(self, penalty: Tensor | float) -> Tensor:
-        """Returns final scores, B C: log probability / `penalty` of candidates that end, -inf for other candidates."""
+        """Returns final scores [B, C]: log probability / `penalty` for candidates that end, -inf for the others."""
         return (self.log_probability / penalty).masked_fill(self.tokens != EOS, -math.inf)
 
 
@@ -145,10 +145,10 @@ def continuations(
 ) -> tuple[Tensor, Tensor]:
     """Returns the `number` largest sums `scores + before` of each sentence, largest first, and their indices in R x V.
 
-    `scores` is B R V, `before` B R; sums are taken in fp64. The result is exact. The largest sums lie in the blocks of
-    columns with the largest maxima, so all other blocks are read only once, for their maximum. `block_maxima` [B, R,
-    blocks] are the maxima of the complete blocks of `BLOCK` columns. With `block_maxima`, the other blocks are not read
-    at all, and NaN counts as -inf.
+    `scores` is [B, R, V], and `before` is [B, R]. Sums are in fp64. The result is exact. The largest sums lie in the
+    blocks of columns with the largest maxima, so all other blocks are read only once, for their maximum.
+    `block_maxima` [B, R, blocks] are the maxima of the complete blocks of `BLOCK` columns. With `block_maxima`, the
+    other blocks are not read at all, and NaN counts as -inf.
     """
     sentences, rows, columns = scores.shape
     number = min(number, rows * columns)
@@ -180,7 +180,7 @@ def continuations(
 
 
 def block_maxima(scores: Tensor) -> Tensor:
-    """Returns the maximum of each block of `BLOCK` scores, without an incomplete last block: B R V -> B R blocks."""
+    """Returns the maxima [B, R, blocks] of all complete blocks of `BLOCK` columns of `scores` [B, R, V]."""
     whole = scores.shape[2] // BLOCK
     return scores[:, :, : whole * BLOCK].unflatten(2, (whole, BLOCK)).amax(3)
 

@@ -23,7 +23,7 @@ from nmtkit.text.ibm_model1 import ITERATIONS, LexicalTable
 
 # B sentences, V target vocabulary
 
-SPECIAL = sorted((UNK, BOS, EOS))  # every list begins with them, so their columns are their ids
+SPECIAL = sorted((UNK, BOS, EOS))  # every list begins with these ids, so the column of each id equals the id
 assert list(range(len(SPECIAL))) == SPECIAL
 
 
@@ -89,7 +89,7 @@ class Shortlist:
         return Shortlist(offsets, targets, frequent, target_size)
 
     def allowed(self, sentences: Encoded, extra: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.bool_]:
-        """Returns whether each target piece is in the list of each sentence: B V.
+        """Returns a bool for each sentence and target piece, [B, V]: whether the list of the sentence has the piece.
 
         `extra` has additional pieces for the list of each sentence.
         """

@@ -26,7 +26,7 @@ Reading = tuple[int, int, str]
 class AutomatonState(NamedTuple):
     """A state of the automaton after some tokens."""
 
-    readings: tuple[frozenset[Reading], ...]  # for each group of texts
+    readings: tuple[frozenset[Reading], ...]  # the readings of each group of texts
     last: str  # the kind of the last character (LETTER, DIGIT or SIGN), or a joiner
     pending: bytes  # the bytes of an incomplete character
 
@@ -40,7 +40,7 @@ class SpelledAlternative:
     def __init__(self, spelling: SpelledPhrase, required: RequiredText) -> None:
         self.text, self.pieces = spelling.text, required.pieces
         self.data = text_bytes(self.text)
-        self.spaced = self.data if self.data.startswith(b" ") else b" " + self.data  # an occurrence after a word
+        self.spaced = self.data if self.data.startswith(b" ") else b" " + self.data  # the text with a space before it
         self.costs = spelling_costs(self.data, self.pieces)
         self.spaced_costs = spelling_costs(self.spaced, self.pieces)
         can_be_spaced = self.spaced_costs[0] < IMPOSSIBLE or required.whole_words
@@ -71,7 +71,7 @@ class SpelledAlternative:
         return self.costs[position + len(pending)] if self.data.startswith(pending, position) else IMPOSSIBLE
 
     def _tokens_at(self, position: int) -> list[int]:
-        """Returns the tokens that can continue the text at a position. At -1, the tokens begin with a space."""
+        """Returns the tokens that can continue the text at a position. At position -1, tokens begin with a space."""
         data, costs, start = (self.spaced, self.spaced_costs, 0) if position < 0 else (self.data, self.costs, position)
         tokens = []
         for end in range(start + 1, min(len(data), start + self.pieces.longest) + 1):
@@ -204,7 +204,7 @@ class TextAutomaton:
     def kept(self, readings: set[Reading]) -> frozenset[Reading]:
         """Removes a reading if another reading has begun the same text equally far, and has completed more texts.
 
-        Of more than READINGS readings, keeps the most advanced.
+        If there are more than READINGS readings, keeps only the most advanced readings.
         """
         if len(readings) == 1:
             return frozenset(readings)

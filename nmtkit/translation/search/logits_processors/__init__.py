@@ -22,14 +22,14 @@ class LogitsProcessorState(ABC):
     """The state of a processor for the hypotheses of one search. Methods change the state in place."""
 
     def __init__(self, beams: int) -> None:
-        self.beams = beams  # R
+        self.beams = beams  # number of hypotheses of each sentence
 
     @abstractmethod
     def step(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
         """Appends `tokens` [N] to the hypotheses and returns the changed log probabilities [N, V] of the next tokens.
 
         At the first step, `tokens` are bos. `log_probs` [N, V] in fp32 may be overwritten. Returned values must be at
-        most 0, because the search assumes that scores never increase: it ends when no open hypothesis can still win.
+        most 0, because the search assumes that scores never increase. The search ends when no open hypothesis can win.
         """
 
     @abstractmethod

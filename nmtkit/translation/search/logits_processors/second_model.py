@@ -168,8 +168,8 @@ class Contrastive(SecondModel):
     p is at least `contrast_threshold` times the largest p. Other tokens have a score of log p - 100 before the
     normalisation.
 
-    Raises ValueError if there is no checkpoint, if the checkpoint has other target pieces than `tokenizer`, or if it
-    does not have the language `contrast_lang`.
+    Raises ValueError if there is no checkpoint, if the checkpoint has other target pieces than `tokenizer`, or if the
+    checkpoint does not have the language `contrast_lang`.
     """
 
     def __init__(self, config: ContrastiveConfig, tokenizer: Tokenizer) -> None:
