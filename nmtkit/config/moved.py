@@ -113,7 +113,7 @@ class MovedModules:
 
     @staticmethod
     def create_module(spec: importlib.machinery.ModuleSpec) -> None:
-        """Lets Python make an empty module for an old folder, so that the error can name the file in the folder."""
+        """Lets Python make an empty module for an old folder. `exec_module` then names the file in the folder."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:

@@ -136,9 +136,10 @@ def plugins_for(entry: RegistryEntry[Any], plugins: Sequence[str]) -> list[str]:
 def source_digests(names: Sequence[str]) -> dict[str, str]:
     """Returns a digest of the source of each loaded plug-in, by name. A file is named without its folder.
 
-    If several files have the same name, their digests are one text. A digest describes the source at the time of the
-    import. If the plug-in is a package, the digest covers all .py files of the package. The digest does not cover other
-    modules that the plug-in imports.
+    If several files have the same name, their digests are one text. For a plug-in in `names`, the digest describes the
+    source at the time of the import; for a plug-in of an installed package, the current source. If the plug-in is a
+    package, the digest covers all .py files of the package. The digest does not cover other modules that the plug-in
+    imports.
     """
     sources: dict[str, set[str]] = {}
     for name in names:

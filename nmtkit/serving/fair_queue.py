@@ -248,8 +248,9 @@ class FairQueue:
         """Returns at most `max_lines` lines for `models`, of the same key and of similar length.
 
         If all lines are padded to the longest line, they have at most `max_tokens` estimated tokens, unless one line
-        alone has more. A line has at most `longest` tokens. The batch is empty if no such line is waiting. A
-        waiting half of a failed batch comes first, as a separate batch.
+        alone has more. A request whose longest waiting line exceeds `longest` tokens is skipped, with all its lines.
+        The batch is empty if no other request is waiting. A waiting half of a failed batch comes first, as a separate
+        batch.
         """
         for _ in range(len(self.retries)):
             batch = [line for line in self.retries.popleft() if not line.request.done.done()]

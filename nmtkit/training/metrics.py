@@ -87,7 +87,10 @@ class _NoTexts(Sequence[str]):
 
 
 def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> dict[str, Tensor]:
-    """Returns the counts of a metric for a batch. Raises ContractError, with the value, if a count is not a sum."""
+    """Returns the counts of a metric for a batch.
+
+    Raises ContractError if the result is not a dict, or if a count is not a tensor without dimensions.
+    """
     counts: object = metric.count(model, batch)
     if not isinstance(counts, dict):
         raise ContractError(f"metric {name}: count returned {described(counts)}; it must return a dict of sums by name")

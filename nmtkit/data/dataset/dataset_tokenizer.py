@@ -84,7 +84,10 @@ def dataset_tokenizer(config: PreprocessConfig, corpora: DatasetCorpora) -> Toke
 
 
 def train_tokenizer(config: PreprocessConfig, corpora: DatasetCorpora, tags: Sequence[str]) -> Tokenizer:
-    """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small.
+    """Trains a tokenizer on a sample of the training text.
+
+    Raises ValueError if `config.vocab_size` is too small for the characters or the language tokens, or if the sample
+    has too little text for this size.
 
     A tokenizer of many languages is one model. Its last pieces are the language tokens, which count towards
     `config.vocab_size`.

@@ -78,9 +78,10 @@ def distances(query_layout: Layout, key_layout: Layout) -> Tensor:
 def attention_weights(
     query: Tensor, key: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec = FULL_ATTENTION
 ) -> Tensor:
-    """Returns softmax(Q K^T / sqrt(K)), before dropout: T H K, S H K -> B H L M.
+    """Returns the attention weights before dropout: T H K, S H K -> B H L M.
 
-    Rows beyond the end of a sentence are undefined.
+    The weights are the softmax of the products of queries and keys, divided by sqrt(width), over the visible keys. The
+    terms of `spec.position_terms` are added before the softmax. Rows beyond the end of a sentence are undefined.
     """
     queries = Packed(query, query_layout).to_padded().transpose(1, 2)  # B H L K
     keys = Packed(key, key_layout).to_padded().transpose(1, 2)

@@ -60,15 +60,12 @@ def in_order(source: str, target: str, formats: Collection[str]) -> str | None:
         return target
     if not _NUMBERED.issuperset(formats) or any("*" in part for part in wanted):
         return None
+    without_argument = "%mn" if "java-printf" in formats else "%m"  # in Java, %n is a line break
     arguments: dict[str, deque[int]] = defaultdict(deque)
-    for argument, conversion in enumerate(filter(_takes_argument, wanted), 1):
+    for argument, conversion in enumerate((each for each in wanted if each[-1] not in without_argument), 1):
         arguments[conversion].append(argument)
 
     def number(match: re.Match[str]) -> str:
-        return f"%{arguments[match[0]].popleft()}${match[0][1:]}" if _takes_argument(match[0]) else match[0]
+        return f"%{arguments[match[0]].popleft()}${match[0][1:]}" if match[0] in arguments else match[0]
 
     return _CONVERSION.sub(number, target)
-
-
-def _takes_argument(conversion: str) -> bool:
-    return conversion[-1] not in "%m"

@@ -1,8 +1,9 @@
 """CTranslate2 as the engine of a search. CTranslate2 is faster than PyTorch for small batches.
 
 Without a length penalty, CTranslate2 searches like `beam_search.Search`. Options that CTranslate2 does not support, or
-that have a different meaning there, raise an error. The distributions of CTranslate2 leave out <unk>, so log
-probabilities of a trained model differ in the third decimal place. The package ctranslate2 is required.
+that have a different meaning there, raise an error. Without --replace-unknown, the distributions of CTranslate2 leave
+out <unk>, so log probabilities of a trained model differ in the third decimal place. The package ctranslate2 is
+required.
 """
 
 import glob

@@ -262,7 +262,7 @@ class Constraints:
 
     @property
     def needed_tokens(self) -> int:
-        """The number of tokens that an output needs to meet the constraints, without eos."""
+        """A number of tokens that is enough to meet the constraints with any alternatives, without eos."""
         phrases = sum(max(len(each.tokens) for each in text.alternatives) for text in self.required)
         return len(self.prefix) + bool(self.after_prefix) + phrases
 

@@ -1,10 +1,10 @@
 """A search over a part of the target vocabulary: the pieces in the shortlists of the sentences of a batch.
 
 The output projection computes the logits of all pieces in the union of the lists. The search of a sentence sees only
-the columns of its own list: a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns:
-indices into the sorted list of the sentence. The columns of unk, bos and eos equal their ids, so the search itself is
-the same as without a shortlist. Shorter lists are padded with columns whose logit is -inf. So the translation of a
-sentence does not depend on the other sentences of the batch.
+the columns of the list of this sentence: a tenth of the union in a batch of 100 sentences. The tokens of such a search
+are columns: indices into the sorted list of the sentence. The columns of unk, bos and eos equal their ids, so the
+search itself is the same as without a shortlist. Shorter lists are padded with columns whose logit is -inf. So the
+translation of a sentence does not depend on the other sentences of the batch.
 """
 
 import copy

@@ -101,6 +101,7 @@ def test_every_placeholder_of_a_usual_format_is_protected(format):
         ("the {0}", "l'{0}", "java", None),
         ("the {0}", "l''{0}", "java", "l''{0}"),
         ("%<a>d of %{b}", "%{b} von %<a>d", "ruby", "%{b} von %<a>d"),
+        ("%s has %d files%n", "%d Dateien in %s%n", "java-printf", "%2$d Dateien in %1$s%n"),
     ],
 )
 def test_a_translation_takes_the_arguments_of_its_source(source, target, format, expected):
