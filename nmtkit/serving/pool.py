@@ -294,7 +294,9 @@ class Pool:
     def _recover(self, worker: PoolWorker) -> None:
         """Queues the lines of a worker that has ended, and starts another worker."""
         if worker.ended:
-            logger.info("ended worker process %d, whose clients have disconnected; a new worker replaces it", worker.pid)
+            logger.info(
+                "ended worker process %d, whose clients have disconnected; a new worker replaces it", worker.pid
+            )
         else:
             self.death_count += 1
             logger.warning("worker process %d died; a new worker translates its lines again", worker.pid)
