@@ -59,7 +59,7 @@ def clean(config: CleanConfig, names: Sequence[str], configs: dict[str, Any], sc
 
 
 def inputs_of(config: CleanConfig, names: Sequence[str]) -> tuple[list[Corpus], FilterContext]:
-    """Returns the corpora to clean, in the order of `names`, and the context of the filters."""
+    """Returns the corpora with these names, and the context of the filters: languages, other corpora, corrections."""
     languages = config.source_lang, config.target_lang
     corpora = [locate(name, *languages, as_columns(config.columns)) for name in names]
     excluded, domain = (tuple(locate(name, *languages) for name in each) for each in (config.exclude, config.domain))

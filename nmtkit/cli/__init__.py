@@ -140,7 +140,7 @@ class LazyGroup(click.Group):
 
 
 def _example(context: click.Context | None) -> str:
-    """Returns the first example of one line on the help page of a command, or "" if there is no such example."""
+    """Returns the first one-line example on the help page of a command, or "" if the page has no such example."""
     lines = (context.command.help or "").splitlines() if context else []
     return next((line.strip() for line in lines if line.strip().startswith("nmtkit ") and line[-1] != "\\"), "")
 

@@ -50,7 +50,10 @@ class RowsConfig(Config):
 
     format: Literal["text", "tsv", "csv", "latex", "markdown", "json"] = option("text", "output format")
     report: Path | None = option(
-        None, "also write an HTML page with the curves of all runs", metavar="FILE", access="write"
+        None,
+        "HTML page to write: the curves of all runs, or with compare --sys, the sentences side by side",
+        metavar="FILE",
+        access="write",
     )
     plot: Path | None = option(
         None, "draw the differences to the base row, with intervals: .svg, .png, .pdf", metavar="FILE", access="write"
@@ -83,7 +86,7 @@ COMMON = {
     "--ref FILE": "references; repeatable",
     "--test-set NAME,…": "published test sets, with -l en-de",
     "--src PATH": "source text",
-    "--metric NAME[=MODEL],…": "scores of sentences",
+    "--metric NAME[=MODEL],…": "scores to compare",
 }
 
 

@@ -106,7 +106,7 @@ def check_limits(config: Any) -> None:
 
 @functools.lru_cache(256)  # every call of `Model.translate` makes configs
 def _limits(cls: Any) -> list[tuple[dataclasses.Field[Any], dict[str, float]]]:
-    """Returns the limits of each field of a config class. Undeclared limits are -`LARGEST` and `LARGEST`."""
+    """Returns the limits of each field of a config class. The defaults are -`LARGEST` and `LARGEST`."""
     result = []
     for field in dataclasses.fields(cls):
         declared = {name: bound for name in LIMITS if (bound := field.metadata.get(name)) is not None}

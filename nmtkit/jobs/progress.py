@@ -116,7 +116,7 @@ def reach(count: float) -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """A context in which `begin` and `advance` do nothing, because the user of the context counts the work."""
+    """A context in which `begin` and `advance` do nothing. The code around the context counts the work instead."""
     global _display
     before, _display = _display, None
     try:

@@ -61,7 +61,7 @@ def comparison_report(results: Sequence[Comparison], test: Test, samples: int, w
 
 
 def with_test_set(report: ScoreReport, title: str, *, in_lines: bool) -> ScoreReport:
-    """Returns `report` with the title of a published test set: in JSON and, if `in_lines`, also in a last line."""
+    """Adds the title of a published test set to the JSON value of a report and, if `in_lines`, to its lines of text."""
     value = report.value
     named = [{**row, "test_set": title} for row in value] if isinstance(value, list) else {**value, "test_set": title}
     return ScoreReport(named, [*report.lines, *([f"references  {title}"] if in_lines else [])])

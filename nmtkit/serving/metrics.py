@@ -14,7 +14,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  
 
 
 class Metrics(Collector):
-    """Counters of requests, and the state of the pool, which is read whenever Prometheus asks."""
+    """The figures for Prometheus: counters of requests, and the state of the pool at the time of the query."""
 
     MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -204,7 +204,11 @@ def _archive(dataset: Any, url: str) -> Path:
 
 
 def _has_texts(dataset: Any, pair: str) -> bool:
-    """Returns whether the text files exist. A set in XML also needs its archive, which has the names of the fields."""
+    """Returns whether the text files exist.
+
+    For a set in XML, checks the archives and the source text only: sacreBLEU finds the names of the other text files in
+    the archives.
+    """
     from sacrebleu.dataset import wmt_xml
 
     in_xml: Any = wmt_xml.WMTXMLDataset

@@ -242,7 +242,7 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
 
 
 def warn_of_added_tokens(folder: Path, added: Mapping[int, str], known: Collection[str]) -> None:
-    """Warns about the tokens in `added` that are neither `known` nor special, because the import leaves them out.
+    """Warns about the tokens in `added` that are neither `known` nor special. The import leaves these tokens out.
 
     transformers separates added tokens from the text before SentencePiece divides the text into pieces.
     """

@@ -4,9 +4,9 @@ Keys and values can lie anywhere in memory: key i of a head begins `stride` x pl
 `keys`. The kernels for the usual widths of heads keep a query and the weighted sum of values in registers, and add up
 the products of four keys together. They make three passes over all heads: products, exponentials, sums. Within a head,
 each step waits for the result of the previous step (a maximum, a sum, a division). Meanwhile, the processor works on
-the next head. The memory for weights has a section for each head. The section begins with LANES numbers: first the
-maxima of the products, later the sum of the exponentials. The weights of the positions follow, padded to a multiple of
-LANES numbers.
+the next head. For these widths, the memory for weights has a section for each head. The section begins with LANES
+numbers: first the maxima of the products, later the sum of the exponentials. The weights of the positions follow,
+padded to a multiple of LANES numbers.
 """
 
 from typing import Any

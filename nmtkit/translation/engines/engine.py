@@ -292,7 +292,10 @@ class Decoder:
         self.engine, self.name, self.automatic, self.obstacle = self.torch, "torch", False, reason
 
     def keep_choice(self) -> None:
-        """Makes the engine of the newest call decode all further calls whose options this engine supports."""
+        """Ends the automatic choice of an engine.
+
+        The engine of the newest call decodes all further calls, except calls with options that it does not support.
+        """
         if self.automatic:
             if self.decided is None:
                 self.decide()
@@ -390,11 +393,11 @@ class Decoder:
         Raises the same errors as `engine_for`.
         """
         engine, reason = self.engine_for(options, alone)
-        return partial(self.decode, engine, reason, options, polled, tell)
+        return partial(self.decode, engine, reason, options, polled=polled, tell=tell)
 
     def decode(
-        self, engine: Engine, reason: str | None, options: SearchOptions, polled: bool, tell: bool,
-        batches: Iterable[SegmentBatch],
+        self, engine: Engine, reason: str | None, options: SearchOptions, batches: Iterable[SegmentBatch],
+        *, polled: bool, tell: bool,
     ) -> Iterator[tuple[int, BatchHypotheses]]:  # fmt: skip
         """Yields the number and the hypotheses of each batch. `engine` and `reason` come from `engine_for`."""
         under_way: dict[int, tuple[SegmentBatch, list[int]]] = {}  # number -> batch, indices of supported segments
